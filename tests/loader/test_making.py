@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +26,7 @@ from penstock.loader import Loader, LoaderConfig, SourceSamples, TarSamples, map
 from penstock.loader.skips import BadSample, SkipList
 from penstock.policy import Scheduler
 from penstock.ranks import Ranks, alone
-from penstock.store import Arrays, JsonLines
+from penstock.store import Arrays, FlatFolder, JsonLines
 from penstock.trace import Kind
 
 SAMPLES, EPOCHS = 200, 3
@@ -79,11 +80,16 @@ def test_ranks_and_jobs_of_a_host_read_each_sample_once_for_all() -> None:
         of_rank = {"rank": ranks.rank, "world_size": ranks.size, "ranks": lambda: ranks}
         dataset = SourceSamples(source).map(as_row)
         arguments = {"batch_size": 32, "epochs": EPOCHS, "seed": 3, "memory": "4 MB", "report": None}
-        with Loader(dataset, share=share, **arguments, **of_rank) as loader:  # type: ignore[arg-type]
+        with (
+            contextlib.ExitStack() as failing,
+            Loader(dataset, share=share, **arguments, **of_rank) as loader,  # type: ignore[arg-type]
+        ):
+            failing.callback(together.abort)
             for _ in range(EPOCHS):
                 for batch in loader:
                     found.append(bits_of(batch))
                     together.wait(patient(30))
+            failing.pop_all()
         return found
 
     sources, together = [Counted(SAMPLES) for _ in range(2)], threading.Barrier(2)
@@ -147,14 +153,22 @@ def test_files_that_are_mounted_over_the_network_stay_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_far: bool
 ) -> None:
     content = {f"{number:03}.cls": b"%d" % number for number in range(SAMPLES)}
-    samples = TarSamples(write(tmp_path / "a.tar", content))
+    (tmp_path / "files").mkdir()
+    for name, data in content.items():
+        (tmp_path / "files" / name).write_bytes(data)
+    of_files = SourceSamples(FlatFolder(tmp_path / "files", extensions=None)).map(
+        lambda data: {"cls": int(data)}
+    )
     monkeypatch.setattr(opened, "is_on_network", lambda path: is_far)
-    lines: list[str] = []
 
-    found = epochs_of(samples, report=lines.append, shuffle=False)
+    for samples in (TarSamples(write(tmp_path / "a.tar", content)), of_files):
+        lines: list[str] = []
+        found = epochs_of(samples, report=lines.append, shuffle=False)
 
-    assert [number for batch in found for number in batch["cls"].tolist()] == EPOCHS * list(range(SAMPLES))
-    assert any("to keep all samples for later epochs" in line for line in lines) is is_far
+        assert [number for batch in found for number in batch["cls"].tolist()] == EPOCHS * list(
+            range(SAMPLES)
+        )
+        assert any("to keep all samples for later epochs" in line for line in lines) is is_far
 
 
 def test_batches_that_a_function_makes_are_of_bytes_that_stay_in_memory_if_that_is_asked_for() -> None:
@@ -191,22 +205,33 @@ def test_what_a_data_set_keeps_of_a_sample_stays_what_it_was(tmp_path: Path) -> 
 
 
 @for_each(
-    ("options", "message"),
+    ("options", "beside", "message"),
     [
-        ({"collate_fn": len}, "the data set SourceSamples with collate_fn="),
-        ({"cache": "rows"}, 'the data set SourceSamples with cache="rows"'),
-        ({"workers": 2}, "the data set SourceSamples with workers=2"),
-        ({"decoders": 0}, "the data set SourceSamples with decoders=0"),
+        ({"collate_fn": len}, {"readers": 2}, "with collate_fn="),
+        ({"cache": "rows"}, {"policy": "staging"}, 'with cache="rows"'),
+        ({"workers": 2}, {"policy": "staging"}, "with workers=2"),
+        ({"workers": 2}, {"policy": "frequency"}, "with workers=2"),
+        ({"decoders": 0}, {"policy": "frequency"}, "with decoders=0"),
     ],
 )
 def test_what_has_the_data_set_read_by_itself_is_refused_beside_what_keeps_bytes(
-    options: dict[str, Any], message: str
+    options: dict[str, Any], beside: dict[str, Any], message: str
 ) -> None:
     samples = SourceSamples(Counted(SAMPLES))
 
-    for more in ({"share": "host"}, {"policy": "staging"} if "collate_fn" not in options else {"readers": 2}):
-        with pytest.raises(ConfigError, match=message):
+    for more in ({"share": "host"}, beside):
+        with pytest.raises(ConfigError, match=f"the data set SourceSamples {message}"):
             LoaderConfig(samples, batch_size=2, epochs=1, **more, **options)
+    with pytest.raises(ConfigError, match="policy is 'frequency', but the data set range reads by itself"):
+        LoaderConfig(range(9), batch_size=2, epochs=1, policy="frequency")
+
+
+def test_samples_that_are_kept_as_they_were_made_go_with_their_policy_and_a_disk(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"policy": "frequency", "local_disk": tmp_path, "cache": "rows"}
+
+    assert (
+        LoaderConfig(SourceSamples(Counted(SAMPLES)), batch_size=2, epochs=1, **given).policy == "frequency"
+    )
 
 
 def test_what_is_read_for_a_data_set_is_predicted(tmp_path: Path) -> None:

@@ -462,9 +462,11 @@ class LoaderConfig:
             raise ConfigError(
                 f"readers is {self.readers}, but {reason} reads by itself, on the threads of decoders="
             )
-        if reason and (name := self.loading_policy.name) != POLICY:
+        name = self.loading_policy.name
+        # By that one, cache= keeps what the data set has made.
+        if reason and self.policy is not None and not (self.cache and name == POLICY):
             raise ConfigError(
-                f"policy is {name!r}, but {reason} reads by itself, so that nothing is kept: leave it out"
+                f"policy is {name!r}, but {reason} reads by itself, so that no stored bytes are kept: leave it out"
             )
 
     def _check_share(self) -> None:

@@ -31,7 +31,16 @@ from penstock.loader.transforms import DecodeRaw, Pipeline, compile_pipeline
 from penstock.plan import AccessPlan, CutOrder, FullShuffle, Order, Sequential
 from penstock.policy import AllExtents, ExtentRuns, Extents
 from penstock.policy.merge import runs_of
-from penstock.store import JsonLines, Numeric, PackedFiles, Selection, Source, extents_of, open_source
+from penstock.store import (
+    FileBacked,
+    JsonLines,
+    Numeric,
+    PackedFiles,
+    Selection,
+    Source,
+    extents_of,
+    open_source,
+)
 from penstock.store.calls import Calls
 from penstock.store.mixing import Mixed, sources_in
 from penstock.store.mounts import is_on_network
@@ -144,6 +153,8 @@ def _is_far(source: Source, calls: Calls) -> bool:
     if objects_in(source) is not None:
         return True
     files = source.files[:1] if isinstance(source, PackedFiles) else ()
+    if isinstance(source, FileBacked):
+        files = (source.path_of(0),)
     return any(calls.one(path, partial(is_on_network, path)) for path in files)
 
 
