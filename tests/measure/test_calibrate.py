@@ -323,6 +323,14 @@ def files(tmp_path: Path) -> FlatFolder:
     return FlatFolder(tmp_path)
 
 
+def test_a_path_is_opened_and_no_source_of_letters(files: FlatFolder) -> None:
+    machine = calibrate(files.root, max_seconds=AMPLE)
+
+    assert 0 < machine.source.latency_seconds < AMPLE
+    with pytest.raises(DataError, match="missing"):
+        calibrate(Path(files.root) / "missing")
+
+
 @pytest.mark.parametrize(
     ("share", "expected", "said"),
     [

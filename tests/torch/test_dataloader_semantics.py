@@ -794,6 +794,9 @@ def test_what_cannot_be_honoured_is_refused_with_the_way_out() -> None:
         ConfigError, match=r"Stream, an IterableDataset.*open_source.*keep PyTorch's DataLoader"
     ):
         Penstocks(Stream())
+    for path in ("photos", Path("photos")):
+        with pytest.raises(ConfigError, match=r"photos.*, a path.*penstock\.torch\.Loader\(.*photos"):
+            Penstocks(path)
     with pytest.raises(ConfigError, match="worker_init_fn is for worker processes"):
         Penstocks(numbers(), num_workers=2, worker_init_fn=print)
     with pytest.raises(ConfigError, match="the training is never forked"):

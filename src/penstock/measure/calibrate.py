@@ -29,8 +29,9 @@ from penstock.measure.memory_rates import COPIED_BYTES, copier, thread_counts
 from penstock.measure.pagecache import cached_share, drop_cached
 from penstock.measure.spread import Spread
 from penstock.plan.random import derive_key, generator_for
-from penstock.store import FileBacked, Source
+from penstock.store import FileBacked, Source, open_source
 from penstock.store.files import read_file_into
+from penstock.store.patterns import Paths
 from penstock.store.remote import objects_in
 from penstock.units import format_bytes, format_rate, format_seconds
 from penstock.validate import check_above_zero
@@ -134,7 +135,7 @@ def _describe(level: Level) -> str:
 
 
 def calibrate(
-    source: Source,
+    source: Source | Paths,
     *,
     decode: Decode | None = None,
     max_seconds: float = 10.0,
@@ -146,6 +147,7 @@ def calibrate(
     reads it, so that the store itself is measured; the seconds of dropping are subtracted. One client is
     measured, and all clients of the machine share what it saw.
 
+    source: one that is open, or the path or paths of one, see `penstock.open_source`.
     decode: turns a sample's bytes into anything, for example `penstock.measure.calibrate.decode_with` a
         loader's transforms; it is run on all processors at once. Without it decoding is not measured, and
         predictions on the machine take it as free.
@@ -155,9 +157,10 @@ def calibrate(
         this process may use; the training's own speed is left open.
     Raises: ConfigError if max_seconds is not finite and above zero, if the source has fewer than 8 samples, or
         if max_seconds were too few to find a latency and what limits the store; DataError if no sample can be
-        read.
+        read; what `open_source` raises.
     """
-    return measure_machine(source, decode=decode, max_seconds=max_seconds, progress=progress).machine
+    opened = source if isinstance(source, Source) else open_source(source)
+    return measure_machine(opened, decode=decode, max_seconds=max_seconds, progress=progress).machine
 
 
 def decode_rate(source: Source, transforms: Sequence[Transform], max_seconds: float = 1.0) -> float:

@@ -72,8 +72,8 @@ class DataLoader(data.DataLoader[T]):
 
     workers: what the num_workers are. "processes"; "threads", which share the data set, start at once and take turns to
         run Python code; "auto": processes, or threads where the data set cannot be copied, which a warning says.
-    Raises: as PyTorch's; ConfigError for an IterableDataset, for multiprocessing_context, for what processes cannot
-        have a copy of, and for worker_init_fn beside threads.
+    Raises: as PyTorch's; ConfigError for an IterableDataset, for a path, for multiprocessing_context, for what
+        processes cannot have a copy of, and for worker_init_fn beside threads.
     """
 
     #: Under `penstock watch` its waits are in the run, whoever loads.
@@ -278,7 +278,12 @@ class _Draws:
 
 
 def _check_dataset(dataset: object) -> None:
-    """Raise ConfigError for a data set that can only be gone through."""
+    """Raise ConfigError for a data set that can only be gone through, and for a path, whose samples are its letters."""
+    if isinstance(dataset, str | bytes | os.PathLike):
+        raise ConfigError(
+            f"dataset is {dataset!r:.200}, a path, whose samples would be its letters: penstock.torch.Loader("
+            f"{dataset!r:.200}, ...) reads what is there; a DataLoader takes a data set"
+        )
     if isinstance(dataset, data.IterableDataset):
         raise ConfigError(
             f"dataset is of type {type(dataset).__name__}, an IterableDataset, which can only be gone through, and "
