@@ -57,6 +57,14 @@ def expected(ids: Any) -> Any:
     return ((ids[:, None] * 7 + np.arange(SAMPLE_BYTES)) % 251).astype(np.uint8)
 
 
+def write_files(folder: Path, value: int, files: int = 12) -> Path:
+    """Make a folder of files with the same names and sizes as in others, whose bytes are a number."""
+    folder.mkdir()
+    for number in range(files):
+        (folder / f"{number:02}.bin").write_bytes(bytes([value] * SAMPLE_BYTES))
+    return folder
+
+
 def loader(source: Any, ranks: Ranks, **options: Any) -> Loader:
     arguments: dict[str, Any] = {
         "batch_size": 32,

@@ -9,21 +9,22 @@ import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 from tests.interpreters import Interpreters
-from tests.loader.sharing_data import Counted, expected, loader
+from tests.loader.sharing_data import Counted, expected, loader, write_files
 from tests.patience import patient
 from tests.ranks.in_memory import run
 
 from penstock.errors import ConfigError
 from penstock.loader import Loader, LoaderConfig
-from penstock.loader.jobs import JobsOfHost
-from penstock.loader.local_disk import content_of
+from penstock.loader.jobs import JobsOfHost, content_of_host
 from penstock.policy import Scheduler
 from penstock.ranks import Ranks, alone
+from penstock.store import FlatFolder
 
 SAMPLES, EPOCHS, STEPS = 200, 3, 7
 #: Each job reads one to see what samples are like.
@@ -144,9 +145,27 @@ def test_jobs_that_are_killed_in_any_order_take_nothing_down_and_leave_nothing(
 
     source = Counted(SAMPLES)
     source.fingerprint = name
-    after = JobsOfHost(content_of(source, None), 1)
+    after = JobsOfHost(content_of_host(source), 1)
     assert after.is_first
     after.close()
+
+
+def test_a_link_that_leads_elsewhere_by_now_is_other_data(tmp_path: Path) -> None:
+    """Names and sizes are the same, and so is the path: "current" of a data set that is written anew."""
+    for number in range(2):
+        write_files(tmp_path / f"version {number}", number)
+    current = tmp_path / "current"
+
+    def first_rows() -> Any:
+        return loader(FlatFolder(current, extensions=None), alone(), share="jobs", batch_size=4, epochs=1)
+
+    current.symlink_to(tmp_path / "version 0")
+    with first_rows() as before:
+        assert all((rows == 0).all() for rows, _ in before)
+        current.unlink()
+        current.symlink_to(tmp_path / "version 1")
+        with first_rows() as after:
+            assert all((rows == 1).all() for rows, _ in after)
 
 
 def test_what_jobs_cannot_share_and_cannot_predict_is_refused() -> None:

@@ -24,7 +24,7 @@ from tests.faults import PIPES, FaultSchedule, Namespace, Process
 from tests.forking import Forks
 from tests.interpreters import Interpreters
 from tests.loader.pictures import CountedFolder, drawn
-from tests.loader.sharing_data import Counted, expected, loader, ranks_in
+from tests.loader.sharing_data import Counted, expected, loader, ranks_in, write_files
 from tests.patience import patient, wait_until
 from tests.policy.test_scheduler import machine
 from tests.ranks.in_memory import run
@@ -48,7 +48,7 @@ from penstock.policy.forms import CropForm
 from penstock.policy.runnable import shared_loading
 from penstock.ranks import Ranks, alone
 from penstock.ranks.descriptors import DescriptorExchange
-from penstock.store import ImageFolder, MemoryTier, Source, disk
+from penstock.store import FlatFolder, ImageFolder, MemoryTier, Source, disk
 from penstock.trace import Kind, read_trace
 
 SAMPLES, EPOCHS = 200, 3
@@ -145,6 +145,30 @@ def check_batches(of_ranks: list[Batches], first: tuple[int, int] = (0, 0)) -> N
     assert [np.concatenate(each).tolist() for each in zip(*of_ranks, strict=True)] == [
         each.tolist() for each in whole
     ]
+
+
+def test_ranks_of_a_host_that_read_from_different_places_are_named_in_one_line_and_links_are_no_places(
+    tmp_path: Path,
+) -> None:
+    """Names and sizes are the same. Copies are legitimate; other data under the same names would be mixed."""
+    one, copy = write_files(tmp_path / "one", 1), write_files(tmp_path / "copy", 1)
+    (tmp_path / "link").symlink_to(one)
+
+    def lines_of(*folders: Path) -> list[str]:
+        lines = list[str]()
+
+        def part(ranks: Ranks) -> None:
+            source = FlatFolder(folders[ranks.rank], extensions=None)
+            loader(source, ranks, batch_size=6, report=lines.append).close()
+
+        assert run(len(folders), part) == [None] * len(folders)
+        return lines
+
+    (line,) = lines_of(one, copy, one)
+    assert line.startswith("ranks of this host read from different places")
+    assert f"(ranks 0, 2: FlatFolder '{one}'; rank 1: FlatFolder '{copy}')" in line
+    assert "contents are not" in line
+    assert not lines_of(one, tmp_path / "link", one)
 
 
 @pytest.mark.usefixtures("nobody_is_late", "separate_hosts")

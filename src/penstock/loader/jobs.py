@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ExitStack
 
+import xxhash
+
 from penstock.arena import Arena
-from penstock.loader.local_disk import Content
+from penstock.loader.local_disk import Content, content_of, place_ids
 from penstock.ranks.rendezvous import Rendezvous
+from penstock.store import Source
 from penstock.store.job_memory import JobMemory, new_arenas
+
+
+def content_of_host(
+    source: Source, pixels: Mapping[str, object] | None = None, crop_bytes: int = -1
+) -> Content:
+    """Return what jobs of this host keep of a source: as `content_of`, and of the folder that a link leads to now."""
+    content = content_of(source, pixels, crop_bytes)
+    where = repr(place_ids(source)).encode("utf-8", "surrogateescape")
+    return content._replace(fingerprint=xxhash.xxh3_128_digest(content.fingerprint + where))
 
 
 class JobsOfHost:

@@ -327,6 +327,28 @@ def fingerprint_of(source: Source) -> bytes:
     return digest.digest()
 
 
+def place_ids(source: Source) -> list[str]:
+    """Return what tells on this host where a source reads from, whatever links lead there: of each folder, or first
+    file of those that hold many samples, its device and inode; of an address, and where there is nothing, its name.
+    """
+    return [
+        _place_id(
+            each.files[0]
+            if isinstance(each, PackedFiles) and each.files
+            else str(getattr(each, "root", getattr(each, "place", "")))
+        )
+        for each in sources_in(source)
+    ]
+
+
+def _place_id(place: str) -> str:
+    try:
+        found = os.stat(place)
+    except (OSError, ValueError):
+        return place
+    return f"{found.st_dev}:{found.st_ino}"
+
+
 @dataclass(frozen=True, slots=True)
 class KeptOnDisks:
     """What disks keep of a run.

@@ -29,10 +29,10 @@ from penstock.loader.front_end import FrontEnd
 from penstock.loader.global_draws import keeping_global_states
 from penstock.loader.image_mixing import MixingDecoder, mixed_fields
 from penstock.loader.images import ImageDecoder, Masks, image_fields, picture_bytes
-from penstock.loader.jobs import JobsOfHost
+from penstock.loader.jobs import JobsOfHost, content_of_host
 from penstock.loader.jobs_pixels import JobsCropDecoder, JobsPictureDecoder
 from penstock.loader.keep import AUTO, DECODED, auto_form, check_keep, crop_form
-from penstock.loader.local_disk import KeptOnDisks, content_of
+from penstock.loader.local_disk import KeptOnDisks
 from penstock.loader.making import MakingDecoder
 from penstock.loader.opened import all_extents, pipeline_of, seed_of
 from penstock.loader.optional import Defaults
@@ -295,9 +295,9 @@ def _jobs_of_host(source: Source, budget: MemoryBudget, in_form: _Pixels | None)
     pixels, for_pixels_bytes = None, pixels_bytes(budget, source.sizes_bytes, form)
     if form is not None and for_pixels_bytes:
         each_bytes = int(STRAY * form.crop_bytes) if form.is_decoded else form.crop_bytes
-        pixels = JobsOfHost(content_of(source, described, each_bytes), for_pixels_bytes)
+        pixels = JobsOfHost(content_of_host(source, described, each_bytes), for_pixels_bytes)
     try:
-        return JobsOfHost(content_of(source, None), budget.jobs_bytes - for_pixels_bytes, pixels)
+        return JobsOfHost(content_of_host(source), budget.jobs_bytes - for_pixels_bytes, pixels)
     except BaseException:
         if pixels is not None:
             pixels.close()

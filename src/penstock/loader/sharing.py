@@ -32,10 +32,12 @@ from penstock.errors import ConfigError
 from penstock.loader.agreeing import Agreed
 from penstock.loader.config import HOST, HOSTS, LoaderConfig
 from penstock.loader.front_end import FrontEnd
-from penstock.loader.local_disk import Disk
+from penstock.loader.local_disk import Disk, place_ids
+from penstock.loader.opened import data_of
 from penstock.loader.pixels_on_disk import HEAD_BYTES
 from penstock.loader.ranks_memory import RanksMemory, Sharing
 from penstock.loader.setup import Draft, Setup, drafted, finish, job_among, set_up, tiers_of, without_disks
+from penstock.loader.source_samples import stored_of
 from penstock.policy.loading import Fill, Loading
 from penstock.policy.runnable import shared_loading, shared_of
 from penstock.ranks import Ranks, named_ranks
@@ -43,7 +45,7 @@ from penstock.ranks.carrier_of_job import carrier_of_job, free_tag
 from penstock.ranks.descriptors import DescriptorExchange, host_id
 from penstock.ranks.peer_messages import MOST_SAMPLES_BYTES
 from penstock.ranks.remote_peers import FarRank, RemotePeers
-from penstock.store import MemoryTier
+from penstock.store import MemoryTier, Source
 from penstock.store.blocks import BlockTier
 from penstock.store.calls import Calls
 from penstock.store.disk import DiskTier
@@ -87,8 +89,13 @@ class Meeting:
         self._exchange = self._closing.enter_context(DescriptorExchange())
         #: By which one rank of the host sends the others what all keep.
         self._placing = self._closing.enter_context(DescriptorExchange())
+        source = draft.opened.source
+        stored = source if isinstance(source, Source) else stored_of(source)
+        assert stored is not None, "of no other data set is anything shared"
         about: dict[str, Any] = {
             "rank": draft.rank,
+            "source": data_of(source).place,
+            "places": place_ids(stored),
             "tiers_bytes": tiers_of(draft),
             "form_bytes": None if draft.form is None else draft.form.crop_bytes,
             "held": _packed_ids(draft.disks, len(draft.samples.sizes_bytes)),
@@ -115,6 +122,8 @@ class Meeting:
                 f'share is "{draft.config.share}", and several processes read as {named_ranks(several)}: those '
                 'that work on the same samples, as under tensor parallelism, share by share="jobs", on each host'
             )
+        if draft.rank == min(here) and (line := _other_places(here)):
+            self._report(line)
         ranks = tuple(sorted([*here, *(each["rank"] for each in far)]))
         of_ranks = {each["rank"]: each["tiers_bytes"] for each in (*here.values(), *far)}
         if none := sorted(rank for rank, tiers in of_ranks.items() if not tiers[0]):
@@ -342,6 +351,23 @@ def _of_arena(arena: Arena) -> Loading:
         fills.append(Fill(rank, tier, numbers[at : at + count], is_promised=bool(is_promised)))
         at += count
     return Loading(fills, stages_from_peers=True, reads_for_others=bool(numbers[0]))
+
+
+def _other_places(here: Mapping[int, Mapping[str, Any]]) -> str:
+    """Return a line that names where ranks of a host read from, if that is not one place; else "".
+
+    here: what each has offered, by rank.
+    """
+    by_place: dict[tuple[str, ...], list[int]] = {}
+    for rank in sorted(here):
+        by_place.setdefault(tuple(here[rank]["places"]), []).append(rank)
+    if len(by_place) == 1:
+        return ""
+    listed = "; ".join(f"{named_ranks(ranks)}: {here[ranks[0]]['source']}" for ranks in by_place.values())
+    return (
+        f"ranks of this host read from different places and give each other samples ({listed}): names, sizes and "
+        "labels are compared, contents are not, so that all have to be copies of one data set"
+    )
 
 
 def _packed_ids(disks: Sequence[Disk], samples: int) -> str:
