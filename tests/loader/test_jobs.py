@@ -7,24 +7,35 @@ import secrets
 import signal
 import subprocess
 import threading
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 from tests.interpreters import Interpreters
-from tests.loader.sharing_data import Counted, expected, loader, write_files
+from tests.loader.sharing_data import SAMPLE_BYTES, Counted, expected, loader, write_files
 from tests.patience import patient
 from tests.ranks.in_memory import run
 
 from penstock.errors import ConfigError
+from penstock.flow.groups import GroupWork
+from penstock.flow.recorder import Recorder
+from penstock.flow.work import Request
 from penstock.loader import Loader, LoaderConfig
+from penstock.loader.fetching import SourceFetcher
 from penstock.loader.jobs import JobsOfHost, content_of_host
+from penstock.measure.explain import explain
 from penstock.policy import Scheduler
 from penstock.ranks import Ranks, alone
 from penstock.store import FlatFolder
+from penstock.trace import Kind, read_trace
+from penstock.trace.schema import JOBS_MEMORY, NO_FLOW, NO_PEER, SOURCE
 
 SAMPLES, EPOCHS, STEPS = 200, 3, 7
 #: Each job reads one to see what samples are like.
@@ -166,6 +177,53 @@ def test_a_link_that_leads_elsewhere_by_now_is_other_data(tmp_path: Path) -> Non
         current.symlink_to(tmp_path / "version 1")
         with first_rows() as after:
             assert all((rows == 1).all() for rows, _ in after)
+
+
+def test_what_another_job_has_read_is_counted_as_memory_that_jobs_share(tmp_path: Path) -> None:
+    source, path = Counted(SAMPLES), tmp_path / "run.trace"
+    source.fingerprint = secrets.token_hex(8)
+
+    def taken(load: Loader) -> tuple[Counter[int], Counter[int]]:
+        for _ in range(2):
+            list(load)
+        samples, nbytes = Counter[int](), Counter[int]()
+        for each in load.metrics:
+            samples.update(each.reads_by_place | each.hits_by_place)
+            nbytes.update(each.bytes_by_place)
+        return samples, nbytes
+
+    def job(**options: Any) -> Loader:
+        return loader(source, alone(), share="jobs", epochs=2, **options)
+
+    with patch.object(Scheduler, "waited", lambda *_: []), job() as first, job(trace=path) as second:
+        samples, nbytes = taken(first)
+        assert samples == {SOURCE: SAMPLES, JOBS_MEMORY: SAMPLES}
+        assert nbytes == {place: SAMPLE_BYTES * count for place, count in samples.items()}
+        assert taken(second) == ({JOBS_MEMORY: 2 * SAMPLES}, {JOBS_MEMORY: 2 * SAMPLES * SAMPLE_BYTES})
+    assert {each.place for each in explain(read_trace(path)).moments} <= {"memory shared with other jobs", ""}
+
+
+def test_a_group_of_which_another_job_has_read_a_part_is_recorded_as_two() -> None:
+    source = Counted(SAMPLES)
+    source.fingerprint = secrets.token_hex(8)
+    jobs = JobsOfHost(content_of_host(source), SAMPLES * SAMPLE_BYTES)
+    recorder, fetcher = Recorder(100, 0), SourceFetcher(source, {}, jobs=jobs)
+    work: Any = SimpleNamespace(epoch=1, step=2)
+    groups = GroupWork(fetcher, work, recorder, lambda origin: (origin, NO_PEER), is_plan_told=False)
+    with closing(fetcher):
+        fetcher.fetch(Request(np.arange(8), lambda _: None))
+        request = Request(np.arange(5, 15), lambda _: None, shared=[])
+        found = groups.record_fetched(recorder.ring(1), (1.0, 2.0), request, fetcher.fetch(request), work)
+
+    spans = recorder.drain()
+    assert found == (NO_FLOW, False)
+    fields = ["kind", "place", "sample", "samples", "bytes"]
+    assert spans[fields].tolist() == [
+        (Kind.HIT, JOBS_MEMORY, 5, 3, 3 * SAMPLE_BYTES),
+        (Kind.READ, SOURCE, 8, 7, 7 * SAMPLE_BYTES),
+    ]
+    assert (spans["end"] - spans["start"]).tolist() == pytest.approx([0.0, 1.0])
+    assert sorted(map(list, recorder.drain_ids().values())) == [[5, 6, 7], list(range(8, 15))]
 
 
 def test_what_jobs_cannot_share_and_cannot_predict_is_refused() -> None:

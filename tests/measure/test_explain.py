@@ -40,6 +40,7 @@ from penstock.trace import (
     epoch_metrics,
     read_trace,
 )
+from penstock.trace.schema import JOBS_MEMORY
 
 Row = tuple[Any, ...]
 
@@ -102,6 +103,10 @@ FAULTS: dict[str, tuple[Reason, list[Row]]] = {
     ),
     "a local disk answers slowly": (Reason.TIER_READ, steps_of([0.5] * 9, Kind.HIT, place=2)),
     "another rank answers slowly": (Reason.PEER_READ, steps_of([0.5] * 9, Kind.HIT, place=1, peer=3)),
+    "another job reads the same samples": (
+        Reason.JOBS_READ,
+        steps_of([0.5] * 9, Kind.HIT, place=JOBS_MEMORY),
+    ),
     "workers are kept from the interpreter's lock": (Reason.LOCK, held_up_by_lock()),
     "a call of another thread holds the interpreter's lock, first before a worker begins, then in the wait": (
         Reason.LOCK,

@@ -990,7 +990,7 @@ class Engine:
             ids = np.array(move.samples)
             begin = self._clock()
             at = partial(self._note, worker)
-            request = Request(ids, at, move.origin, move.rests, lasting=True, epoch=move.epoch)
+            request = Request(ids, at, move.origin, move.rests, lasting=True, epoch=move.epoch, shared=[])
             data = self._fetcher.fetch(request)
             end = self._clock()
             self._at.pop(worker, None)
@@ -999,7 +999,7 @@ class Engine:
                 self._drive()
                 continue
             self._groups.recent_read_seconds.append((end - begin) / ids.size)
-            flow, _ = self._groups.record_fetched(ring, (begin, end), ids, data, move.origin, move)
+            flow, _ = self._groups.record_fetched(ring, (begin, end), request, data, move)
             self._inbox.append(partial(self._moved, move, data, flow, end - begin))
             del data, move  # an idle thread keeps no sample's bytes
             self._drive()

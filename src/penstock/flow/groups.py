@@ -17,7 +17,7 @@ from penstock.flow.recorder import Recorder, Ring
 from penstock.flow.work import Brought, Decoder, Failed, Fetcher, Request
 from penstock.policy import Load, Move, OwnRead
 from penstock.policy.decisions import UNDECODED, UNREAD
-from penstock.trace.schema import AS_PLANNED, NO_FLOW, NO_PEER, SOURCE, STAGING, Kind
+from penstock.trace.schema import AS_PLANNED, JOBS_MEMORY, NO_FLOW, NO_PEER, SOURCE, STAGING, Kind
 
 #: A Load of so many takes 50 ms or less as a rule, so that each takes 3 ms at most.
 QUICK_SAMPLES = 16
@@ -161,10 +161,10 @@ class GroupWork:
             delay.begin()
         begin, computed = self._clock(), time.thread_time()
         follows = len(load.rows) >= QUICK_SAMPLES  # as `at` of `Engine._done`
-        request = Request(ids, at, origin, rests, into=into, epoch=load.epoch, follows=follows)
+        request = Request(ids, at, origin, rests, into=into, epoch=load.epoch, follows=follows, shared=[])
         data = self._fetcher.fetch(request)
         end, computed = self._clock(), time.thread_time() - computed
-        flow, has_failed = self.record_fetched(ring, (begin, end), ids, data, origin, load)
+        flow, has_failed = self.record_fetched(ring, (begin, end), request, data, load)
         if not has_failed:
             # What was in memory was waited for nowhere: whatever else it took, the interpreter's lock or another guest
             # of this host did, and not the store.
@@ -179,14 +179,28 @@ class GroupWork:
         self,
         ring: Ring,
         seconds: tuple[float, float],
-        ids: NDArray[np.int64],
+        request: Request,
         data: list[Any] | Pieces,
-        origin: int,
         work: Move | Load,
     ) -> tuple[int, bool]:
-        """Record what a group of samples came from, but for those that failed; return its flow, and if any failed."""
+        """Record what a group of samples came from, but for those that failed; return its flow, and if any failed.
+
+        What jobs of the host had in memory of it is a group of its own, and there is no flow for both.
+        """
+        ids, origin = request.ids, request.origin
         missed, nbytes = failed_and_bytes(data)
-        return self.record_group(ring, seconds, ids, missed, nbytes, origin, work), bool(missed)
+        if not request.shared:
+            return self.record_group(ring, seconds, ids, missed, nbytes, origin, work), bool(missed)
+        is_shared = np.isin(ids, request.shared)
+        if is_shared.all():
+            return self.record_group(ring, seconds, ids, [], nbytes, JOBS_MEMORY, work), False
+        shared_bytes = sum(data[index].nbytes for index in np.flatnonzero(is_shared).tolist())
+        # The call took as long as its reads: what was there was waited for nowhere.
+        at_end = seconds[1], seconds[1]
+        self.record_group(ring, at_end, ids[is_shared], [], shared_bytes, JOBS_MEMORY, work)
+        own_missed = np.flatnonzero(np.isin(np.flatnonzero(~is_shared), missed)).tolist()
+        self.record_group(ring, seconds, ids[~is_shared], own_missed, nbytes - shared_bytes, origin, work)
+        return NO_FLOW, bool(missed)
 
     def record_group(
         self,
@@ -202,7 +216,7 @@ class GroupWork:
         epoch, step = work.epoch, work.step
         for began, ended in self._fetcher.take_lost():
             ring.record(Kind.RETRY, began, ended, epoch=epoch, step=step, place=SOURCE, samples=0)
-        place, peer = self._where(origin)
+        place, peer = (JOBS_MEMORY, NO_PEER) if origin == JOBS_MEMORY else self._where(origin)
         if missed:
             if peer != NO_PEER:
                 ring.record(

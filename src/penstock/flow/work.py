@@ -48,6 +48,7 @@ class Request(NamedTuple):
     lasting: whether the bytes are wanted beyond this thread's next request.
     into: where their bytes may be put one behind the other, if all have one size and fill it.
     epoch: that they are for; code of a user may ask for it.
+    shared: gets those of the ids that come from memory of the host's jobs, in place of the source; None: nobody asks.
     """
 
     ids: NDArray[np.int64]
@@ -58,6 +59,7 @@ class Request(NamedTuple):
     into: NDArray[np.uint8] | None = None
     epoch: int = 0
     follows: bool = False
+    shared: list[int] | None = None
 
     def one_by_one(self, samples: list[int]) -> Iterator[int]:
         """Return `samples` for code that takes them one by one, and let `at` know which it has taken."""

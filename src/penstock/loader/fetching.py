@@ -182,11 +182,11 @@ class SourceFetcher:
         else:
             into = tier.array
         if self._near is None or reads is None:
-            failed = self._read_each(ids, into, begins, at)
+            failed = self._read_each(ids, into, begins, request)
         else:
             # Not those that are in none of the reads: the source places them wrongly.
             if count := min(reads.which.size, self._near.count_to_try()):
-                failed = self._read_each(ids[:count], into, begins[: count + 1], at)
+                failed = self._read_each(ids[:count], into, begins[: count + 1], request)
             if count < ids.size:
                 failed = read_all_merged(self._source, reads, ids, into, begins, at)
         if not failed and order is None and tier is None and not self._copied_to and not request.is_kept:
@@ -211,18 +211,32 @@ class SourceFetcher:
         return data
 
     def _read_each(
-        self, ids: Ids, into: Bytes, begins: Ids, at: Callable[[int], None]
+        self, ids: Ids, into: Bytes, begins: Ids, request: Request
     ) -> Sequence[tuple[int, Exception]]:
         """Read samples that are not merged; return those that failed."""
         self._threads.was_resident = False
         if self._jobs is not None:
-            read = partial(read_group, self._source, at=at)
-            return self._jobs.memory.read_group(ids, into, begins, read)
+            return self._read_with_jobs(self._jobs, ids, into, begins, request)
         began, faults = time.perf_counter(), _major_faults()
-        failed = read_group(self._source, ids, into, begins, at)
+        failed = read_group(self._source, ids, into, begins, request.at)
         self._threads.was_resident = was_mapped() and _major_faults() == faults
         if self._near is not None and not failed:
             self._near.observe(ids.size, time.perf_counter() - began)
+        return failed
+
+    def _read_with_jobs(
+        self, jobs: JobsOfHost, ids: Ids, into: Bytes, begins: Ids, request: Request
+    ) -> Sequence[tuple[int, Exception]]:
+        """Read the samples that no job has in memory; let the request know which of them one had."""
+        read_here = [ids[:0]]
+
+        def read(some: Ids, into: Bytes, begins: Ids) -> Sequence[tuple[int, Exception]]:
+            read_here.append(some)
+            return read_group(self._source, some, into, begins, request.at)
+
+        failed = jobs.memory.read_group(ids, into, begins, read)
+        if request.shared is not None:
+            request.shared.extend(ids[~np.isin(ids, np.concatenate(read_here))].tolist())
         return failed
 
     def _keep(self, request: Request, data: list[Any]) -> None:

@@ -23,7 +23,7 @@ from penstock.measure.recorded import ASKED_BEFORE_SECONDS, Run, batch_keys, bat
 from penstock.trace import JSON, NO_EPOCH, NO_PEER, NO_STEP, SOURCE, Cause, Kind, Spans, Trace, batch_waits
 from penstock.trace.causes import Critical, critical_items, latest_of
 from penstock.trace.metrics import is_of_snapshots, overlap_seconds
-from penstock.trace.schema import CONSUMER, NO_SAMPLE, GroupIds, choose_spans, join_spans
+from penstock.trace.schema import CONSUMER, JOBS_MEMORY, NO_SAMPLE, GroupIds, choose_spans, join_spans
 from penstock.trace.stages import describe_place
 from penstock.trace.verdict import NOT_COMPLETE
 from penstock.units import format_seconds
@@ -50,6 +50,7 @@ class Reason(StrEnum):
     COLD_TIER = "source read, tier not filled yet"
     TIER_READ = "tier read"
     PEER_READ = "read from another rank"
+    JOBS_READ = "memory shared with other jobs"
     DECODE = "decode and transforms"
     DATA_SET = "the data set's own code"
     LOCK = "the interpreter's lock"
@@ -71,6 +72,7 @@ ADVICE: Mapping[Reason, str] = {
     Reason.COLD_TIER: "only the first epoch: keep the tier on a local disk, which the next run finds filled",
     Reason.TIER_READ: "the tier's disk does not keep up: a faster one, or more memory",
     Reason.PEER_READ: "the other rank's memory or the link is slow: more memory on this rank",
+    Reason.JOBS_READ: "another job reads the same samples just then: see what that one waits for",
     Reason.DECODE: "more cores, smaller pictures, decode once (keep=), cheaper transforms",
     Reason.DATA_SET: "profile its __getitem__; worker processes (workers=) if it computes in Python",
     Reason.LOCK: "Python code holds the lock: worker processes, or native transforms; find the thread that computes",
@@ -481,6 +483,7 @@ def _refined(
         critical.was_hit & (critical.hit["peer"] != NO_PEER)
     )
     hand(Reason.TIER_READ, Reason.PEER_READ, of_peers)
+    hand(Reason.TIER_READ, Reason.JOBS_READ, critical.was_hit & (critical.hit["place"] == JOBS_MEMORY))
     for reason in _OF_DATA_SET if is_data_set else ():
         hand(reason, Reason.DATA_SET, np.ones(waits.size))
     return parts

@@ -95,6 +95,8 @@ CONSUMER = 0
 SOURCE = -1
 #: Place of the staging buffer; 1, 2, ... are the tiers in the machine's order.
 STAGING = 0
+#: Place of memory that jobs of a host keep samples in together.
+JOBS_MEMORY = -2
 #: Place of a span that takes bytes from nowhere.
 NO_PLACE = -128
 #: Sample of a span that belongs to a complete batch.

@@ -9,7 +9,7 @@ from typing import NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.trace.schema import NO_PEER, SOURCE, STAGING, Kind, Spans
+from penstock.trace.schema import JOBS_MEMORY, NO_PEER, SOURCE, STAGING, Kind, Spans
 
 #: Seconds from which on each bucket counts: bucket b >= 1 has what took EDGES[b - 1] or longer, and less than EDGES[b].
 #: Bucket 0 has what took less than a microsecond. Four to each doubling: a quantile is known to 19 %, up to 12 days.
@@ -20,7 +20,13 @@ _LAST_KIND, _DECODE = max(Kind).value, Kind.DECODE.value
 
 def describe_place(place: int) -> str:
     """Return what the place of a read or a hit is called where no machine names it."""
-    return {SOURCE: "the source", STAGING: "staging", 1: "memory"}.get(place, f"tier {place}")
+    named = {
+        SOURCE: "the source",
+        STAGING: "staging",
+        1: "memory",
+        JOBS_MEMORY: "memory shared with other jobs",
+    }
+    return named.get(place, f"tier {place}")
 
 
 class Stage(NamedTuple):
