@@ -197,6 +197,17 @@ def format_bytes(size: float) -> str:
     return _for_people(size, {"B": 1, **_DECIMAL})
 
 
+def format_bytes_up(size: float) -> str:
+    """Return a size for people that is no smaller: as `format_bytes`, rounded up.
+
+    >>> format_bytes_up(2_713_600), format_bytes_up(999_001), format_bytes_up(150)
+    ('2.72 MB', '1 MB', '150 B')
+    """
+    count = math.ceil(size)
+    step: int = 10 ** max(0, len(str(count)) - 3)
+    return format_bytes(-(-count // step) * step)
+
+
 def format_rate(bytes_per_second: float) -> str:
     """Return a rate for people, three digits of it: ``"50 MB/s"``."""
     return f"{format_bytes(bytes_per_second)}/s"

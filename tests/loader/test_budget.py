@@ -1,11 +1,16 @@
 """Sharing out a memory limit."""
 
+import re
+from functools import partial
+
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from penstock.errors import ConfigError
 from penstock.loader.budget import share_memory
+from penstock.policy.runnable import WriteQueue
+from penstock.units import parse_bytes
 
 sizes = st.integers(1, 10**6)
 
@@ -81,6 +86,42 @@ def test_a_limit_that_reads_as_what_is_needed_says_how_many_bytes_are_missing() 
             )
 
 
+@pytest.mark.parametrize(
+    ("most_bytes", "queued", "asked"), [(10**6, "150 kB", "2.71 MB"), (1000, "1 kB", "2.55 MB")]
+)
+def test_too_little_beside_a_disk_is_refused_with_what_was_given_and_an_amount_that_works(
+    most_bytes: int, queued: str, asked: str
+) -> None:
+    """A sixteenth is for samples that wait to be written, at most so much."""
+    queue = WriteQueue(1 / 16, most_bytes)
+    share = partial(
+        share_memory,
+        slot_bytes=800_000,
+        local_batch=8,
+        readers=4,
+        largest_sample_bytes=70_000,
+        keep_bytes=10**9,
+        queue=queue,
+    )
+
+    with pytest.raises(ConfigError) as refused:
+        share(2_400_000)
+    assert re.fullmatch(
+        rf"memory is 2\.4 MB, of which {queued} are for samples that wait to be written to disk; 3 batch slots of 800 "
+        rf"kB, two samples of up to 70 kB in passing need 2\.54 MB of the rest: give {asked}, or make the batch "
+        "smaller",
+        str(refused.value),
+    )
+    budget = share(parse_bytes(asked))
+    parts = budget.slots * budget.slot_bytes + budget.undecoded_bytes + budget.tier_bytes
+    assert budget.queued_bytes == queue.bytes_of(budget.limit_bytes)
+    assert parts + budget.queued_bytes <= budget.limit_bytes == parse_bytes(asked)
+    with pytest.raises(
+        ConfigError, match="bytes more, or make" if most_bytes > 1000 else "give 2.55 MB, or make"
+    ):
+        share(queue.limit_for(2_540_000) - 2)
+
+
 def test_decoding_gets_enough_for_all_threads_or_at_least_for_one() -> None:
     def decoding(limit: int, picture: int, large: int = 0) -> int:
         return share_memory(
@@ -101,7 +142,7 @@ def test_decoding_gets_enough_for_all_threads_or_at_least_for_one() -> None:
     assert decoding(10**6, 10_000, large=50_000) == 4 * 50_000
     assert decoding(10**6, 10_000, large=10**9) == 10**6 - 3 * 1000 - 2 * 10, "a guess refuses nothing"
     assert decoding(10**6, 0) == 0
-    with pytest.raises(ConfigError, match="a picture of 999 kB while it is decoded need 1 MB"):
+    with pytest.raises(ConfigError, match=r"a picture of 999 kB while it is decoded need 1\.01 MB"):
         decoding(10**6, 999_000)
 
 
@@ -115,8 +156,10 @@ def test_small_batches_get_enough_slots_to_keep_all_readers_busy() -> None:
 
 
 def test_slots_that_are_asked_for_are_so_many_or_refused() -> None:
-    sizes = {"slot_bytes": 1000, "local_batch": 1, "readers": 1, "largest_sample_bytes": 10, "keep_bytes": 0}
+    share = partial(
+        share_memory, 10**6, slot_bytes=1000, local_batch=1, readers=1, largest_sample_bytes=10, keep_bytes=0
+    )
 
-    assert [share_memory(10**6, most_slots=most, **sizes).slots for most in (1, 2, 50)] == [1, 2, 50]
+    assert [share(most_slots=most).slots for most in (1, 2, 50)] == [1, 2, 50]
     with pytest.raises(ConfigError, match="2000 batch slots for prefetch= take 2 MB"):
-        share_memory(10**6, most_slots=2000, **sizes)
+        share(most_slots=2000)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +27,7 @@ from penstock.loader.transforms import DecodeRaw
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
 from penstock.policy import Placement
 from penstock.policy.forms import DiskPart
+from penstock.policy.runnable import WriteQueue
 from penstock.simulate import loading
 from penstock.store import FlatFolder, MemoryTier
 from penstock.store import disk as store_disk
@@ -53,7 +56,7 @@ class CountedFolder(FlatFolder):
 @pytest.fixture(autouse=True)
 def _much_space_to_wait_in(monkeypatch: pytest.MonkeyPatch) -> None:
     """The store of these tests is as fast as their disk: whatever finds no space there is read once more."""
-    monkeypatch.setattr(setup, "_QUEUED_SHARE", 0.6)
+    monkeypatch.setattr(setup, "_QUEUE", WriteQueue(0.6, 1 << 30))
 
 
 @pytest.fixture
@@ -173,7 +176,34 @@ def test_what_memory_cannot_keep_a_disk_does_and_the_next_run_finds_it(data: Pat
     assert second_reads == []
     assert sorted(third_reads) == missing
     assert f"on local disk '{tmp_path / 'disk'}'" in memory
+    assert "for samples that wait to be written to disk" in memory
     assert any(" there already" in line for line in more)
+
+
+def test_too_little_memory_beside_a_disk_is_refused_with_an_amount_that_works_in_a_prediction_too(
+    data: Path, tmp_path: Path
+) -> None:
+    config = partial(
+        LoaderConfig,
+        FlatFolder(data, extensions=None),
+        batch_size=BATCH,
+        epochs=1,
+        machine=SLOW_STORE,
+        local_disk=tmp_path / "disk",
+        transforms=[DecodeRaw("uint8", (NBYTES,))],
+        dtype="uint8",
+    )
+
+    with pytest.raises(
+        ConfigError, match="memory is 60 kB, of which 36 kB are for samples that wait"
+    ) as refused:
+        Loader(config(memory="60 kB"), report=None)
+    with pytest.raises(ConfigError, match=re.escape(str(refused.value))):
+        predict(config(memory="60 kB"), step_seconds=0.01)
+    (asked,) = re.findall(r"give ([\d.]+ kB), or make", str(refused.value))
+    with Loader(config(memory=asked), report=None) as loader:
+        assert sum(len(labels) for _, labels in loader) == SAMPLES
+    assert predict(config(memory=asked), step_seconds=0.01).epochs()[0].samples == SAMPLES
 
 
 def test_any_number_of_threads_memory_and_disks_gives_the_same_batches(data: Path, tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ from penstock.plan import AccessPlan, FullShuffle
 from penstock.plan.serialise import read_plan
 from penstock.policy import Placement
 from penstock.policy.forms import CropForm
-from penstock.policy.runnable import shared_loading
+from penstock.policy.runnable import NO_QUEUE, WriteQueue, shared_loading
 from penstock.ranks import Ranks, alone
 from penstock.ranks.descriptors import DescriptorExchange
 from penstock.store import FlatFolder, ImageFolder, MemoryTier, Source, disk
@@ -334,7 +334,7 @@ def test_a_job_that_torchrun_restarts_after_a_rank_was_killed_shares_again(
 def test_ranks_read_each_others_disks_which_a_job_of_more_ranks_finds_again(
     hosts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.loader.setup._QUEUED_SHARE", 0.0)  # nothing may wait to be written
+    monkeypatch.setattr("penstock.loader.setup._QUEUE", NO_QUEUE)  # nothing may wait to be written
     options: dict[str, Any] = {"memory": "9 kB", "local_disk": tmp_path}
 
     batches, sources, found = train(2, **options)
@@ -365,7 +365,7 @@ def check_reads(sources: list[Counted], found: list[Sharing]) -> None:
 def test_a_disk_that_loses_what_other_ranks_read_costs_reads_and_no_batch(
     hosts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.loader.setup._QUEUED_SHARE", 0.5)  # nothing passes a disk by
+    monkeypatch.setattr("penstock.loader.setup._QUEUE", WriteQueue(0.5, 1 << 30))  # nothing passes a disk by
 
     def lose(load: Loader) -> None:
         if load.position[0] == 1:
@@ -385,7 +385,7 @@ def test_a_disk_that_loses_what_other_ranks_read_costs_reads_and_no_batch(
 def test_nobody_waits_for_what_a_disk_was_to_keep_that_has_failed(
     hosts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.loader.setup._QUEUED_SHARE", 0.0)  # nothing may wait to be written
+    monkeypatch.setattr("penstock.loader.setup._QUEUE", NO_QUEUE)  # nothing may wait to be written
     written: list[int] = []
 
     def write(file: int, content: memoryview, begin: int) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from penstock.errors import ConfigError
 from penstock.policy.decisions import OWN_BYTES
-from penstock.policy.runnable import LEAST_SLOTS, why_too_small
+from penstock.policy.runnable import LEAST_SLOTS, NO_QUEUE, WriteQueue, why_too_small
 from penstock.units import format_bytes
 
 #: Of several steps in one slot, at most; and that a thread reads by itself to its place there.
@@ -26,6 +26,7 @@ class MemoryBudget:
     decoding_bytes: of pictures while they are decoded, and of the buffers of the threads that decode.
     jobs_bytes: of samples that this job and others keep together.
     most_slots: what slots were bounded to, whatever the memory holds; 0 where nobody did.
+    queued_bytes: of samples that wait to be written to disks.
     """
 
     limit_bytes: int
@@ -36,12 +37,13 @@ class MemoryBudget:
     decoding_bytes: int = 0
     jobs_bytes: int = 0
     most_slots: int = 0
+    queued_bytes: int = 0
 
     @property
     def staging_bytes(self) -> int:
         """What batch slots may take, those included that are added while a caller keeps batches."""
-        others = self.undecoded_bytes + self.tier_bytes + self.decoding_bytes + self.jobs_bytes
-        return self.limit_bytes - others
+        kept_bytes = self.tier_bytes + self.jobs_bytes
+        return self.limit_bytes - self.undecoded_bytes - kept_bytes - self.decoding_bytes - self.queued_bytes
 
     def read_bytes(self, decoders: int, *, in_place: bool = False) -> tuple[int, int]:
         """Return the parts of undecoded_bytes: for readers, and for what each of so many decode threads reads itself.
@@ -68,6 +70,7 @@ def share_memory(
     large_picture_bytes: int = 0,
     decoders: int = 1,
     most_slots: int = 0,
+    queue: WriteQueue = NO_QUEUE,
 ) -> MemoryBudget:
     """Share out a limit: slots for the reads in flight first, then bytes in passing, the rest to the tier.
 
@@ -77,11 +80,14 @@ def share_memory(
         that quarter, or enough for one, if the memory holds that. What the other parts leave is shared with growing
         slots.
     most_slots: exactly so many slots, and no others; 0 leaves them to the memory.
+    queue: has its part before all others.
 
     Raises: ConfigError where the limit does not hold three batch slots and two samples in passing, or most_slots.
     """
-    if reason := why_too_small("memory", limit_bytes, slot_bytes, largest_sample_bytes, picture_bytes):
+    if reason := why_too_small("memory", limit_bytes, slot_bytes, largest_sample_bytes, picture_bytes, queue):
         raise ConfigError(reason)
+    given_bytes, queued_bytes = limit_bytes, queue.bytes_of(limit_bytes)
+    limit_bytes -= queued_bytes
     least_in_passing = 2 * largest_sample_bytes
     least_bytes = LEAST_SLOTS * slot_bytes + least_in_passing
     decoding = 0
@@ -89,7 +95,7 @@ def share_memory(
         large_bytes = max(picture_bytes, large_picture_bytes)
         wanted_bytes = max(decoders * large_bytes, limit_bytes // 32)
         decoding = min(max(min(wanted_bytes, limit_bytes // 4), large_bytes), limit_bytes - least_bytes)
-    given_bytes, limit_bytes = limit_bytes, limit_bytes - decoding
+    limit_bytes -= decoding
     spare_bytes = limit_bytes - least_bytes
     # Space for all readers at once, if that leaves three quarters of the memory to the rest.
     busy_bytes = min(readers * largest_sample_bytes, limit_bytes // 4)
@@ -107,5 +113,13 @@ def share_memory(
     tier_bytes = max(0, min(rest, keep_bytes))
     if picture_bytes:
         decoding += (rest - tier_bytes) // 2
-    budget = MemoryBudget(given_bytes, slot_bytes, slots, in_passing, tier_bytes, int(decoding))
-    return replace(budget, most_slots=most_slots)
+    return MemoryBudget(
+        given_bytes,
+        slot_bytes,
+        slots,
+        in_passing,
+        tier_bytes,
+        int(decoding),
+        most_slots=most_slots,
+        queued_bytes=queued_bytes,
+    )

@@ -40,7 +40,8 @@ def predict(
     Nothing is read but the source's listing, no memory is taken for samples, and no thread stays. `Loader.predict`
     returns the same, but for what the loader learned from its first sample: here that is taken for a photograph, so
     that a little more or less memory is reserved for decoding. Where memory is short, this shifts the share of samples
-    that is kept. And what local disks have from earlier runs a loader alone knows.
+    that is kept, and memory that does not hold one picture while it is decoded is refused by the loader alone. And what
+    local disks have from earlier runs a loader alone knows.
 
     config: its memory may be more than this computer has.
     machine: with measured costs, or its file; the loader's memory is put in the place of its storage classes.

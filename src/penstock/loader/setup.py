@@ -57,15 +57,15 @@ from penstock.plan import AccessPlan
 from penstock.policy import AllExtents, Placement, StagingLimits
 from penstock.policy.forms import STRAY, CropForm, DiskPart, disk_parts
 from penstock.policy.loading import Job, LoadingPolicy, Staging
-from penstock.policy.runnable import placement_of, shared_by
+from penstock.policy.runnable import NO_QUEUE, WriteQueue, placement_of, shared_by
 from penstock.store import Source
 from penstock.store.calls import Calls
 from penstock.store.mixing import sources_in
 from penstock.store.remote import objects_in
 from penstock.units import format_bytes, parse_bytes
 
-# Of samples that wait to be written to a disk; and which share of the memory they may have.
-_MOST_QUEUED_BYTES, _QUEUED_SHARE = 256 << 20, 1 / 16
+#: Of the memory of a loader with a local disk.
+_QUEUE = WriteQueue(1 / 16, 256 << 20)
 
 
 # Small steps share a slot up to these: more gain little. The eight slots that are usual take a quarter of the memory at
@@ -254,7 +254,6 @@ class Draft(NamedTuple):
     samples: Samples
     steps: int
     disks: list[Disk]
-    queue_bytes: int
     budget: MemoryBudget
     is_measured: bool
     on: Machine
@@ -299,9 +298,8 @@ def drafted(
     sizes_bytes, local_batch = samples.sizes_bytes, plan.max_local_batch(rank)
     share = _STAGED_SHARE if isinstance(policy, Staging) else _STAGED_SHARE_BESIDE_TIERS
     steps = _steps_of_a_slot(config, samples.slot_bytes(plan, rank), local_batch, int(share * memory_bytes))
-    queue_bytes = min(_MOST_QUEUED_BYTES, int(memory_bytes * _QUEUED_SHARE)) if classes(1) else 0
     budget = share_memory(
-        memory_bytes - queue_bytes,
+        memory_bytes,
         slot_bytes=samples.slot_bytes(plan, rank, steps),
         local_batch=local_batch,
         readers=threads.readers,
@@ -312,6 +310,7 @@ def drafted(
         decoders=max(threads.decoders, threads.most_decoders),
         # One more for the batch that the training has, which lies in its slot unless a function made it.
         most_slots=0 if config.prefetch is None else config.prefetch + (config.collate_fn is None),
+        queue=_QUEUE if classes(1) else NO_QUEUE,
     )
     if runs and config.share == JOBS:
         budget = replace(budget, tier_bytes=0, jobs_bytes=budget.tier_bytes)
@@ -335,7 +334,6 @@ def drafted(
         samples,
         steps,
         disks,
-        queue_bytes,
         budget,
         machine is not None,
         on,
@@ -404,7 +402,7 @@ def finish(draft: Draft, sharing: Sharing | None = None) -> Setup:
     first = len(on.storage) - len(draft.disks)
     is_shared = sharing is not None
     kept = kept_on(
-        draft.disks, first, placement, sizes_bytes, draft.queue_bytes, draft.form, is_shared=is_shared
+        draft.disks, first, placement, sizes_bytes, budget.queued_bytes, draft.form, is_shared=is_shared
     )
     fetcher, decoder, extents = samples.parts(budget, on, kept, placement, sharing)
     readers_bytes, own_bytes = _read_bytes(draft)
@@ -442,7 +440,7 @@ def finish(draft: Draft, sharing: Sharing | None = None) -> Setup:
                 samples.served_bytes,
             ),
             most_slots=_most_slots(config, budget),
-            unwritten_bytes=draft.queue_bytes // max(1, len(draft.disks)),
+            unwritten_bytes=budget.queued_bytes // max(1, len(draft.disks)),
         ),
         cpus=draft.cpus,
         decoders_because=threads.decoders_because,

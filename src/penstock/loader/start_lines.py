@@ -206,6 +206,8 @@ def _memory(setup: Setup) -> str:
         parts.append(f"{format_bytes(budget.undecoded_bytes)} for files being read")
         if budget.decoding_bytes:
             parts.append(f"{format_bytes(budget.decoding_bytes)} for pictures being decoded")
+        if budget.queued_bytes:
+            parts.append(f"{format_bytes(budget.queued_bytes)} for samples that wait to be written to disk")
     if kept_bytes:
         kept = setup.placement.samples_in(1)
         is_all = kept.size == setup.plan.samples
@@ -224,9 +226,8 @@ def _memory(setup: Setup) -> str:
         parts.append(f"none to keep samples for later epochs ({policy})")
     elif total_bytes:
         parts[-1] += f"; {policy}"
-    taken_bytes = (
-        budget.slots * budget.slot_bytes + budget.undecoded_bytes + budget.decoding_bytes + kept_bytes
-    ) + budget.jobs_bytes
+    taken_bytes = budget.slots * budget.slot_bytes + budget.undecoded_bytes + budget.decoding_bytes
+    taken_bytes += kept_bytes + budget.jobs_bytes + budget.queued_bytes
     if setup.is_of_data_set:
         taken_bytes = budget.slots * budget.slot_bytes
     ahead = " or more are read ahead" if setup.limits.most_slots > budget.slots else ""

@@ -181,13 +181,15 @@ class Replay:
         if change.memory_bytes is None and change.readers is None:
             return was, self._with_reads(limits, was)
         limit_bytes = was.limit_bytes if change.memory_bytes is None else change.memory_bytes
-        if limit_bytes <= was.decoding_bytes:
+        taken_bytes = was.decoding_bytes + was.queued_bytes
+        if limit_bytes <= taken_bytes:
+            waits = ", and what waits for disks," if was.queued_bytes else ""
             raise ConfigError(
-                f"memory is {format_bytes(limit_bytes)}, and what decodes pictures took "
-                f"{format_bytes(was.decoding_bytes)} in this run: give more"
+                f"memory is {format_bytes(limit_bytes)}, and what decodes pictures{waits} took "
+                f"{format_bytes(taken_bytes)} in this run: give more"
             )
         budget = share_memory(
-            limit_bytes - was.decoding_bytes,
+            limit_bytes - taken_bytes,
             slot_bytes=was.slot_bytes,
             local_batch=self.plan.max_local_batch(self.rank),
             readers=limits.readers,
@@ -198,8 +200,9 @@ class Replay:
         )
         budget = replace(
             budget,
-            limit_bytes=budget.limit_bytes + was.decoding_bytes,
+            limit_bytes=limit_bytes,
             decoding_bytes=budget.decoding_bytes + was.decoding_bytes,
+            queued_bytes=was.queued_bytes,
         )
         return budget, self._with_reads(replace(limits, slots=budget.slots), budget)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ from penstock.plan.frequency import read_again, steps_of_reads, uses_of
 from penstock.policy.loading import Ids, Job, Loading, LoadingPolicy, NotSupported, Staging
 from penstock.policy.placement import Kept, Placement, Shared
 from penstock.trace.schema import SOURCE
-from penstock.units import format_bytes, format_count
+from penstock.units import format_bytes, format_bytes_up, format_count
 
 #: The loading policies of the package that the loader follows.
 LOADER_POLICIES = ("frequency", "frequency-alone", "frequency-cleanup", "frequency-unordered", "staging")
@@ -23,24 +23,57 @@ LOADER_POLICIES = ("frequency", "frequency-alone", "frequency-cleanup", "frequen
 LEAST_SLOTS = 3
 
 
+@dataclass(frozen=True, slots=True)
+class WriteQueue:
+    """Which part of a loader's memory samples may have that wait to be written to disks.
+
+    share: of the memory. most_bytes: at most so many of it.
+    """
+
+    share: float
+    most_bytes: int
+
+    def bytes_of(self, limit_bytes: int) -> int:
+        """Return what they may have of so much memory."""
+        return min(self.most_bytes, int(limit_bytes * self.share))
+
+    def limit_for(self, rest_bytes: float) -> int:
+        """Return the memory that leaves so much to all else."""
+        return math.ceil(min(rest_bytes / (1 - self.share), rest_bytes + self.most_bytes))
+
+
+#: Where no disk keeps samples.
+NO_QUEUE = WriteQueue(0.0, 0)
+
+
 def why_too_small(
-    name: str, limit_bytes: int, slot_bytes: float, largest_sample_bytes: int, picture_bytes: int = 0
+    name: str,
+    limit_bytes: int,
+    slot_bytes: float,
+    largest_sample_bytes: int,
+    picture_bytes: int = 0,
+    queue: WriteQueue = NO_QUEUE,
 ) -> str | None:
     """Return why the loader cannot stage in so much memory, by the memory's name; None where it can.
 
-    slot_bytes: of a batch slot. picture_bytes: what a picture takes while it is decoded.
+    slot_bytes: of a batch slot. picture_bytes: what a picture takes while it is decoded. queue: has a part of it.
     """
     least_bytes = LEAST_SLOTS * slot_bytes + 2 * largest_sample_bytes + picture_bytes
-    if limit_bytes >= least_bytes:
+    queued_bytes, enough_bytes = queue.bytes_of(limit_bytes), queue.limit_for(least_bytes)
+    if limit_bytes - queued_bytes >= least_bytes:
         return None
     decoded = f" and a picture of {format_bytes(picture_bytes)} while it is decoded" if picture_bytes else ""
-    need = format_bytes(least_bytes)
-    if need == format_bytes(limit_bytes):  # else nobody sees what is missing
-        need += f", {format_count(math.ceil(least_bytes - limit_bytes), 'byte')} more"
+    enough = format_bytes_up(enough_bytes)
+    if enough == format_bytes(limit_bytes):  # else nobody sees what is missing
+        enough += f", {format_count(enough_bytes - limit_bytes, 'byte')} more"
+    queued, need = "", f"{enough}: give more"
+    if queued_bytes:
+        queued = f", of which {format_bytes(queued_bytes)} are for samples that wait to be written to disk"
+        need = f"{format_bytes_up(least_bytes)} of the rest: give {enough}"
     return (
-        f"{name} is {format_bytes(limit_bytes)}; {LEAST_SLOTS} batch slots of {format_bytes(slot_bytes)}, two samples "
-        f"of up to {format_bytes(largest_sample_bytes)} in passing{decoded} need {need}: give "
-        "more, or make the batch smaller"
+        f"{name} is {format_bytes(limit_bytes)}{queued}; {LEAST_SLOTS} batch slots of {format_bytes(slot_bytes)}, two "
+        f"samples of up to {format_bytes(largest_sample_bytes)} in passing{decoded} need {need}, or make the batch "
+        "smaller"
     )
 
 
