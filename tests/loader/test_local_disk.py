@@ -175,9 +175,21 @@ def test_what_memory_cannot_keep_a_disk_does_and_the_next_run_finds_it(data: Pat
     assert set(first_reads) == kept(data, tmp_path / "disk") == set(range(SAMPLES))
     assert second_reads == []
     assert sorted(third_reads) == missing
-    assert f"on local disk '{tmp_path / 'disk'}'" in memory
+    assert re.search(
+        f"keeps .* % of the samples, .* and copies of .* on local disk '{tmp_path / 'disk'}'", memory
+    )
     assert "for samples that wait to be written to disk" in memory
     assert any(" there already" in line for line in more)
+
+
+def test_a_disk_that_gets_only_copies_of_what_memory_keeps_says_so(data: Path, tmp_path: Path) -> None:
+    copies = (
+        f"; keeps copies of {SAMPLES} samples that memory keeps, 192 kB, on local disk '{tmp_path / 'disk'}'"
+    )
+
+    for ending in (copies, f"{copies}, {SAMPLES} samples there already"):
+        _, _, lines = run(data, memory="5 MB", local_disk=tmp_path / "disk")
+        assert any(line.endswith(ending) for line in lines), lines
 
 
 def test_too_little_memory_beside_a_disk_is_refused_with_an_amount_that_works_in_a_prediction_too(

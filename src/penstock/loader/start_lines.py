@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from penstock.loader.batch_sampler import DrawnBatches, uneven_line
 from penstock.loader.config import POLICY
 from penstock.loader.decode_servers import ServedFetcher
@@ -255,16 +257,23 @@ def _disks(setup: Setup) -> str:
     for number, storage in enumerate(setup.machine.storage):
         if storage.backend == "memory":
             continue
-        kept = setup.placement.samples_in(number)
-        nbytes = int(setup.sizes_bytes[kept].sum())
-        share = _percent(nbytes / total_bytes) if total_bytes else "none"
+        kept, copied = setup.placement.samples_in(number), np.flatnonzero(setup.copied.get(number, ()))
+        share = _percent(setup.sizes_bytes[kept].sum() / total_bytes) if total_bytes else "none"
         form = setup.form if setup.form is not None and setup.form.is_in(number) else None
-        if form is not None:
-            nbytes = form.bytes_for(kept.size)
+        own_bytes, copied_bytes = (
+            int(setup.sizes_bytes[each].sum()) if form is None else form.bytes_for(each.size)
+            for each in (kept, copied)
+        )
+        those = []
+        if kept.size or not copied.size:
+            those.append(f"{share} of the samples, {format_bytes(own_bytes)},")
+        if copied.size:
+            copies = f"copies of {format_count(copied.size, 'sample')} that memory keeps"
+            those.append(f"{copies}, {format_bytes(copied_bytes)},")
         left = setup.held.get(number)
         there = (
             f", {format_count(left.size, 'sample')} there already" if left is not None and left.size else ""
         )
         where = "on local disk" if storage.backend == "filesystem" else f"by {storage.backend}"
-        parts += f"; keeps {share} of the samples, {format_bytes(nbytes)}, {_form(form)}{where} {storage.path!r}{there}"
+        parts += f"; keeps {' and '.join(those)} {_form(form)}{where} {storage.path!r}{there}"
     return parts
