@@ -193,6 +193,7 @@ def test_the_start_of_processes_is_no_wait_that_times_out(tmp_path: Path) -> Non
         list(loader)
 
     assert path.exists(), lines
+    assert any("; the start of worker processes limits it: 50 samples in" in each for each in lines), lines
 
 
 def test_a_first_read_that_hangs_before_a_process_has_anything_times_out(
