@@ -39,6 +39,11 @@ class PenstockError(Exception):
         return printable(super().__str__())
 
 
+def reason_of(error: BaseException) -> str:
+    """Return what an error says; of one that is not Penstock's its type, too."""
+    return str(error) if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
+
+
 class ConfigError(PenstockError, ValueError):
     """An argument, field or environment value is not one that can work."""
 

@@ -1019,7 +1019,7 @@ def test_the_epochs_line_tells_what_was_skipped(folder: Path) -> None:
     assert "skipped 2 samples, the first: " + source.path_of(3) in epoch_lines(lines)[0]
 
 
-def test_the_sample_that_was_skipped_is_named_where_its_error_does_not_name_it() -> None:
+def test_the_sample_that_was_skipped_is_named_with_its_error_and_the_transform(folder: Path) -> None:
     lines: list[str] = []
 
     with make(
@@ -1028,7 +1028,25 @@ def test_the_sample_that_was_skipped_is_named_where_its_error_does_not_name_it()
         for _ in loader:
             pass
 
-    assert "; skipped 4 samples, the first (BreaksOff[8]): " in epoch_lines(lines)[0]
+    assert epoch_lines(lines)[0].endswith(
+        "; skipped 4 samples, the first (BreaksOff[8]): ValueError: sample 8 is broken"
+    )
+
+    def wrong(pixels: np.ndarray) -> np.ndarray:
+        if round(pixels[0, 0, 0] / 10) == 5:
+            pixels.resiz(8)  # type: ignore[attr-defined]
+        return pixels
+
+    with make(
+        folder, transforms=[wrong, *TO_ARRAY], on_error="skip", epochs=1, report=lines.append
+    ) as loader:
+        for _ in loader:
+            pass
+
+    said = epoch_lines(lines)[1].partition(
+        "): AttributeError: 'numpy.ndarray' object has no attribute 'resiz', "
+    )
+    assert said[2].startswith(f"in transform 0 ({wrong.__qualname__}), called with "), lines
 
 
 def test_an_epoch_in_which_every_sample_is_skipped_is_an_error(folder: Path) -> None:

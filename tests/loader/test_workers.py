@@ -85,7 +85,9 @@ def test_batches_are_those_of_threads_bit_for_bit_and_one_that_is_resumed_gives_
 
     for batch, other in zip(first + second, expected, strict=True):
         assert_same(batch, other)
-    assert [(skip.sample, skip.error) for skip in skipped] == [(3, "[Errno 2] no such picture: '3.jpg'")]
+    assert [(skip.sample, skip.error) for skip in skipped] == [
+        (3, "FileNotFoundError: [Errno 2] no such picture: '3.jpg'")
+    ]
     ((pid, group),) = {tuple(map(int, entry.split())) for batch in second for entry in batch["pid"]}
     assert pid == group != os.getpgid(0)  # Ctrl-C in a terminal goes to the other group
 

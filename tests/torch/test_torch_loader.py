@@ -111,8 +111,8 @@ def test_an_error_in_a_list_is_that_of_its_sample_alone() -> None:
 
     assert rows == [row for row in range(200) if row not in (7, 60)]
     assert {skipped.sample: skipped.error for skipped in loader.skipped} == {
-        7: "row 7 is broken",
-        60: "row 60 is broken",
+        7: "ValueError: row 7 is broken",
+        60: "ValueError: row 60 is broken",
     }
 
 

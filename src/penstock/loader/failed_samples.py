@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from penstock.errors import ConfigError, printable
+from penstock.errors import ConfigError, printable, reason_of
 from penstock.flow.batches import StagedBatch
 from penstock.loader.config import OnError
 
@@ -19,6 +19,7 @@ class SkippedSample:
     sample: int
     #: As the source describes it: a path that opens the file, be it printable or not.
     name: str
+    #: What the error says, of which type it is unless Penstock raised it, and in which transform.
     error: str
 
 
@@ -41,11 +42,16 @@ def judge(
             return [], [], _placed(error.with_traceback(traceback), staged.epoch, staged.step)
         if decision != "skip":
             raise ConfigError(f'on_error returned {decision!r}; it must return "raise" or "skip"')
-        skipped.append(
-            SkippedSample(staged.epoch, staged.step, sample, describe(sample), printable(str(error)))
-        )
+        name = describe(sample)
+        skipped.append(SkippedSample(staged.epoch, staged.step, sample, name, _said(error, name)))
         _forget_frames(error)
     return [place for place in places if place not in staged.failed], skipped, None
+
+
+def _said(error: Exception, name: str) -> str:
+    """Return what an error says, with its notes but for those that name its sample."""
+    notes = map(printable, getattr(error, "__notes__", ()))
+    return ", ".join([printable(reason_of(error)), *(note for note in notes if printable(name) not in note)])
 
 
 def _placed(error: Exception, epoch: int, step: int) -> Exception:

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import penstock.errors
-from penstock.errors import PenstockError, RankError, WaitTimeout
+from penstock.errors import PenstockError, RankError, WaitTimeout, reason_of
 from penstock.ranks.transport import (
     NAMED_RANKS,
     TIMEOUT_SECONDS,
@@ -248,7 +248,7 @@ class Ranks:
 
     def _failure(self, what: str, error: BaseException) -> dict[str, Any]:
         """Return the message that tells of an error of this rank."""
-        text = f"rank {self.rank} of {self.size}, {what}: {_described(error)}"
+        text = f"rank {self.rank} of {self.size}, {what}: {reason_of(error)}"
         # Of a kind that the module which raised it has for itself, the one of all modules.
         kinds = (kind.__name__ for kind in type(error).__mro__ if kind.__module__ == PenstockError.__module__)
         return {"what": what, "failed": next(kinds, "RankError"), "text": text}
@@ -394,9 +394,5 @@ def _failure_among(messages: dict[int, dict[str, Any]], what: str, size: int) ->
     return None
 
 
-def _described(error: BaseException) -> str:
-    return str(error) if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
-
-
 def _left(rank: int, size: int, what: str, error: BaseException) -> str:
-    return f"rank {rank} of {size} left {what}: {_described(error)}"
+    return f"rank {rank} of {size} left {what}: {reason_of(error)}"
