@@ -72,6 +72,7 @@ def test_good_data_have_status_0(tmp_path: Path, capsys: pytest.CaptureFixture[s
         "source": str(tmp_path / "rows.npy"),
         "samples": 6,
         "checked": 6,
+        "lacking": {},
         "results": [],
     }
 
@@ -184,6 +185,31 @@ def test_all_members_are_checked_and_the_list_is_left_out(
     assert [each["a"] for each in batch["json"]] == [0, 1, 3, 4, 5, 6, 8]
     assert main(["check", "a.tar", "--fields", "all", "--member", "jpg"]) == 1
     assert "--fields is given with --member" in capsys.readouterr().err
+
+
+def test_a_key_without_a_field_is_bad_and_keys_that_lines_lack_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    members = {f"{key}.{ending}": b"1" for key in range(9) for ending in ("txt", "json", "cls")}
+    del members["4.json"]
+    write(Path("a.tar"), members)
+    lines = [{"a": 1}, {"a": 2, "b": 3}, {"a": 4, "b": 5, "c": 6}]
+    Path("lines.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
+
+    for more in ([], ["--no-decode"]):
+        assert main(["check", "a.tar", "--fields", "all", "--json", *more]) == 1
+        (row,) = json.loads(capsys.readouterr().out)["results"]
+        assert (row["sample"], row["reason"].partition(":")[0]) == (4, str(tmp_path / "a.tar"))
+        assert row["reason"].endswith(
+            ": 4 lacks 'json': add the member, or train with a default by optional="
+        )
+    assert main(["check", "a.tar", "--fields", "txt,cls"]) == 0
+    capsys.readouterr()
+    assert main(["check", "lines.jsonl"]) == 0
+    assert "defaults by optional=: 'b' (1 line), 'c' (2 lines)" in " ".join(capsys.readouterr().out.split())
+    assert main(["check", "lines.jsonl", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["lacking"] == {"b": 1, "c": 2}
 
 
 def test_a_loader_leaves_out_what_is_listed(damaged: Path, capsys: pytest.CaptureFixture[str]) -> None:

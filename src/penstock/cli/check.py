@@ -32,9 +32,10 @@ examples:
   penstock check s3://bucket/train --storage-options anon=true --storage-options endpoint_url=http://host:9000
 
 The exit status is 1 if a sample is bad, 130 after Ctrl-C.
-JSON: source, samples, checked; and results[] of sample, name, reason.
+JSON: source, samples, checked; lacking, of JSON lines, by key the number of those without it; and results[] of
+sample, name, reason.
 """
-_MOST_SHOWN = 100
+_MOST_SHOWN, _MOST_KEYS = 100, 8
 
 
 def add_check(commands: Any) -> None:
@@ -109,6 +110,16 @@ def _members_checked(options: argparse.Namespace, source: Source | TarSamples) -
     return []
 
 
+def _keys_lacking(found: SkipList) -> list[str]:
+    """Return a line that says which keys some lines of JSON lack; nothing where all have the same."""
+    if not found.lacking:
+        return []
+    first = list(found.lacking.items())[:_MOST_KEYS]
+    keys = ", ".join(f"{key!r} ({format_count(count, 'line')})" for key, count in first)
+    more = f", and {len(found.lacking) - len(first):,} more" if len(found.lacking) > len(first) else ""
+    return [f"lines lack keys that others have, for which a loader wants defaults by optional=: {keys}{more}"]
+
+
 def _show(options: argparse.Namespace, found: SkipList, source: Source | TarSamples) -> None:
     bad = [found.bad[sample] for sample in sorted(found.bad)]
     rows = [
@@ -119,7 +130,7 @@ def _show(options: argparse.Namespace, found: SkipList, source: Source | TarSamp
     of = "" if found.is_complete else f" of {found.samples:,}"
     notes = [f"{len(bad) - _MOST_SHOWN:,} more"] if len(bad) > _MOST_SHOWN else []
     notes.append(f"checked {found.checked:,}{of} samples, {len(bad):,} bad")
-    notes += _members_checked(options, source)
+    notes += _members_checked(options, source) + _keys_lacking(found)
     if options.write_skips is not None:
         use = (
             f"Loader({opening(options)}, ..., skip={str(options.write_skips)!r}) leaves them out"
@@ -131,6 +142,7 @@ def _show(options: argparse.Namespace, found: SkipList, source: Source | TarSamp
         "source": options.source,
         "samples": found.samples,
         "checked": found.checked,
+        "lacking": found.lacking,
         "results": [each._asdict() for each in bad],
     }
     show(options, data, tables, notes)

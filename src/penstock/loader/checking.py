@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from penstock.errors import ConfigError, DataError, printable
+from penstock.errors import ConfigError, DataError, printable, reason_of
 from penstock.flow.work import Failed
 from penstock.loader.config import LoaderConfig
 from penstock.loader.fetching import SourceFetcher
@@ -27,6 +29,8 @@ from penstock.store.selection import unselected
 _BATCH = 64
 #: Read at a time, by one thread, where nothing is decoded.
 _READ_BYTES = 8 << 20
+#: Keys of JSON that are counted.
+_MOST_KEYS = 1000
 #: Takes note of an error and its sample.
 Note = Callable[[Exception, int], Literal["skip"]]
 #: Reads some samples.
@@ -47,8 +51,8 @@ def check_source(
     """Return which samples cannot be read or decoded, by the threads and the decoder of a loader.
 
     Pictures are decoded; text has to be UTF-8, and lines of JSON objects; members of tar shards are what their endings
-    say; of numbers and arrays the bytes are read. `TarSamples` are checked with all their fields, and the list is of
-    their `source`.
+    say; of numbers and arrays the bytes are read. `TarSamples` are checked with all their fields, and one that a key
+    lacks is bad; the list is of their `source`. Keys that only some lines of JSON have are in `lacking` of the list.
 
     decodes: False reads samples alone.
     found: what an earlier check of the same source found, to continue from. It is updated batch by batch, so that it is
@@ -63,18 +67,18 @@ def check_source(
     seen: dict[int, BadSample] = {}
 
     def note(error: Exception, sample: int) -> Literal["skip"]:
-        seen[sample] = BadSample(sample, printable(stored.describe(sample)), printable(str(error)))
+        seen[sample] = BadSample(sample, printable(stored.describe(sample)), printable(reason_of(error)))
         return "skip"
 
-    kept = clock()
-    values = _values_of(source)
+    kept, keys = clock(), _Keys(len(stored))
+    looks: list[Look] = []
+    if isinstance(source, TarSamples):
+        looks.append(partial(_note_lacking, source, note))
     if not decodes:
-        config = _config_of_reads(_Reads(stored, partial(_read_alone, stored, reader_of(stored), note)))
-    elif values is not None:
-        config = _config_of_reads(_Reads(stored, partial(_noting, values, note)))
-    else:
-        config = _config(stored, note)
-    with Loader(config, report=None) as loader:
+        looks.append(partial(_read_alone, stored, reader_of(stored), note))
+    elif (values := _values_of(source, keys)) is not None:
+        looks.append(partial(_noting, values, note))
+    with Loader(_config_of_reads(stored, looks) if looks else _config(stored, note), report=None) as loader:
         try:
             if not found.is_complete:
                 done(found.checked)
@@ -88,6 +92,7 @@ def check_source(
                 _take(found, seen, loader)
                 done(found.checked)
         finally:
+            found.lacking = keys.lacking()
             if keep is not None:
                 found.write(keep)
     return found
@@ -110,18 +115,20 @@ def _config(source: Source, note: Note) -> LoaderConfig:
     )
 
 
-def _config_of_reads(reads: _Reads) -> LoaderConfig:
-    return LoaderConfig(reads, batch_size=_BATCH, epochs=1, shuffle=False, rank=0, world_size=1)
+def _config_of_reads(source: Source, looks: Sequence[Look]) -> LoaderConfig:
+    return LoaderConfig(
+        _Reads(source, looks), batch_size=_BATCH, epochs=1, shuffle=False, rank=0, world_size=1
+    )
 
 
 class _Reads:
     """A source as a data set of the sizes that were read, so that a loader's threads read it.
 
-    look: reads some samples; called by any thread.
+    looks: read some samples; called by any thread.
     """
 
-    def __init__(self, source: Source, look: Look) -> None:
-        self._sizes, self._look = source.sizes_bytes, look
+    def __init__(self, source: Source, looks: Sequence[Look]) -> None:
+        self._sizes, self._looks = source.sizes_bytes, looks
 
     def __len__(self) -> int:
         return self._sizes.size
@@ -132,8 +139,41 @@ class _Reads:
     def __getitems__(self, indices: list[int]) -> list[np.int64]:
         cuts = np.flatnonzero(np.diff(cut_windows(self._sizes[indices], _READ_BYTES))) + 1
         for group in np.split(indices, cuts):
-            self._look(group.tolist())
+            for look in self._looks:
+                look(group.tolist())
         return list(self._sizes[indices])
+
+
+class _Keys:
+    """Counts which objects of JSON lines have which keys. Threads add to it."""
+
+    def __init__(self, samples: int) -> None:
+        self._is_counted = np.zeros(samples, np.bool_)
+        self._objects, self._counts, self._lock = 0, Counter[str](), threading.Lock()
+
+    def add(self, ids: list[int], values: list[Any]) -> None:
+        """Count those of some samples. A loader asks for the first twice, to see its shape."""
+        with self._lock:
+            for sample, value in zip(ids, values, strict=True):
+                if isinstance(value, dict) and not self._is_counted[sample]:
+                    self._objects += 1
+                    for key in value:
+                        if key in self._counts or len(self._counts) < _MOST_KEYS:
+                            self._counts[key] += 1
+            self._is_counted[ids] = True
+
+    def lacking(self) -> dict[str, int]:
+        """Return how many objects lack each key that others have."""
+        return {key: self._objects - count for key, count in self._counts.items() if count < self._objects}
+
+
+def _note_lacking(samples: TarSamples, note: Note, ids: list[int]) -> None:
+    """Note the keys that lack a field's member."""
+    for sample in ids:
+        if fields := " and ".join(map(repr, samples.lacking(sample))):
+            name = samples.source.describe(sample)
+            advice = "add the member, or train with a default by optional="
+            note(DataError(f"{name} lacks {fields}: {advice}"), sample)
 
 
 def _read_alone(source: Source, fetcher: SourceFetcher, note: Note, samples: list[int]) -> None:
@@ -147,15 +187,16 @@ def _read_alone(source: Source, fetcher: SourceFetcher, note: Note, samples: lis
             note(each.error, sample)
 
 
-def _values_of(samples: Source | TarSamples) -> Look | None:
+def _values_of(samples: Source | TarSamples, keys: _Keys) -> Look | None:
     """Return what reads samples and makes their values; None for pictures and numbers, which a loader decodes.
 
-    It raises the error of the first that is bad.
+    It raises the error of the first that is bad. keys: counts those of objects of JSON.
     """
     if isinstance(samples, TarSamples):
         return samples.__getitems__
     if is_text(samples):
-        return SourceSamples(samples).__getitems__
+        texts = SourceSamples(samples)
+        return lambda ids: keys.add(ids, texts.__getitems__(ids))
     shards = unselected(samples)
     if isinstance(shards, TarShards) and any(usual_decoder(each) != "rgb" for each in shards.endings):
         return partial(_decode_members, samples)

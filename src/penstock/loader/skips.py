@@ -46,12 +46,14 @@ class SkipList:
     """The bad samples of a data set.
 
     data: of `describe_data`, with the number of its samples. checked: how many were, from the first on. bad: by sample.
+    lacking: how many lines of JSON lack a key that others have, by key; of the last check, and not written.
     """
 
     data: Mapping[str, JSON]
     samples: int
     checked: int = 0
     bad: dict[int, BadSample] = field(default_factory=dict)
+    lacking: dict[str, int] = field(default_factory=dict, compare=False)
 
     @staticmethod
     def of(source: Source) -> SkipList:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import json
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.errors import ConfigError, DataError, PenstockError
+from penstock.errors import ConfigError, DataError, reason_of
+from penstock.loader.resume import describe_object
 from penstock.loader.source_samples import ReadSamples, read_samples
 from penstock.loader.structure import as_json_leaf
 from penstock.loader.transforms.decoders import Decoders, Picture
@@ -19,7 +20,7 @@ from penstock.loader.transforms.geometry import Box
 from penstock.loader.transforms.joint import decode_mask
 from penstock.store import Selection, Source
 from penstock.store.listing import IMAGE_EXTENSIONS, ListingArguments
-from penstock.store.members import TarMembers, check_wanted
+from penstock.store.members import Member, TarMembers, check_wanted
 from penstock.store.patterns import Paths
 from penstock.store.shards import json_field, read_array
 
@@ -85,15 +86,39 @@ class TarSamples(ReadSamples):
         """Endings of the members that are its fields."""
         return [ending for endings in self._members.wanted.values() for ending in endings]
 
+    @property
+    def described(self) -> list[str]:
+        """Its fields with the endings of their members and how these become values, sorted by name."""
+        found = []
+        for field, endings in self._members.wanted.items():
+            if paths := self._paths.get(field):
+                found += [f"{name}: json:{path}" for name, path in paths.items()]
+                continue
+            usual = list(map(usual_decoder, endings))
+            how: Sequence[str | Decode] = [self._decode[field]] if field in self._decode else usual
+            words = dict.fromkeys(each if isinstance(each, str) else describe_object(each) for each in how)
+            found.append(f"{field}: {';'.join(endings)} as {' or '.join(words)}")
+        return sorted(found)
+
     def over(self, source: Source) -> TarSamples:
         part = copy.copy(self)
         part.source = source
         return part
 
+    def lacking(self, sample: int) -> list[str]:
+        """Return the fields whose members the key of a sample does not have."""
+        there = {member.field for member in self._members_of(sample)}
+        lacking = [field for field in self._members.wanted if field not in there]
+        return [name for field in lacking for name in self._paths.get(field, [field])]
+
+    def _members_of(self, sample: int) -> Iterator[Member]:
+        return self._members.members_of(
+            int(self.source.ids[sample]) if isinstance(self.source, Selection) else sample
+        )
+
     def _fields_of(self, sample: int, data: memoryview) -> dict[str, Any]:
         made = dict[str, Any]()
-        number = int(self.source.ids[sample]) if isinstance(self.source, Selection) else sample
-        for field, ending, begin, end in self._members.members_of(number):
+        for field, ending, begin, end in self._members_of(sample):
             how, paths = self._decode.get(field) or usual_decoder(ending), self._paths.get(field)
             try:
                 value = (how if callable(how) else DECODERS[how])(bytes(data[begin:end]))
@@ -117,8 +142,7 @@ def decode_member(name: str, content: bytes) -> Any:
 
 def _misread(name: str, how: str | Decode, error: Exception, instead: str) -> DataError:
     word = "decode= of it" if callable(how) else how
-    reason = str(error) if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
-    return DataError(f"{name}, taken as {word}: {reason:.300}; correct it, or {instead}")
+    return DataError(f"{name}, taken as {word}: {reason_of(error):.300}; correct it, or {instead}")
 
 
 def _parted(
