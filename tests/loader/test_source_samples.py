@@ -476,6 +476,42 @@ def without_label(sample: dict[str, Any]) -> int:
     return len(sample)
 
 
+def backwards(content: bytes) -> bytes:
+    return content[::-1]
+
+
+@for_each(
+    ("fields", "decode", "is_same"),
+    [
+        ({"label": "cls", "text": "txt"}, {}, True),
+        ({"text": "txt", "label": "cls"}, {"label": "int"}, True),  # as usual
+        ({"text": "txt"}, {}, False),
+        ({"caption": "txt", "label": "cls"}, {}, False),
+        ({"text": "txt", "label": "cls"}, {"text": "bytes"}, False),
+        ({"text": "txt", "label": "cls"}, {"text": backwards}, False),
+        ({"text": "txt", "label": "cls", "age": "json:a"}, {}, False),
+    ],
+)
+def test_a_state_is_of_the_fields_of_samples_and_how_they_are_decoded(
+    tmp_path: Path, fields: dict[str, str], decode: dict[str, Any], is_same: bool
+) -> None:
+    shard = write(tmp_path / "a.tar", {"a.cls": b"1", "a.json": b'{"a": 1}', "a.txt": b"t"})
+
+    def opened(samples: Any) -> Loader:
+        return Loader(samples, batch_size=1, epochs=1, seed=0, report=None)
+
+    with (
+        opened(TarSamples(shard, {"text": "txt", "label": "cls"})) as loader,
+        opened(TarSamples(shard, fields, decode=decode)) as other,
+    ):
+        state = json.loads(json.dumps(loader.state_dict()))
+        if is_same:
+            other.load_state_dict(state)
+        else:
+            with pytest.raises(ConfigError, match=r"data\.fields was \['label: cls as int', 'text: txt as"):
+                other.load_state_dict(state)
+
+
 # -- JSON lines --------------------------------------------------------------------------------------------------------
 
 

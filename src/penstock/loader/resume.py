@@ -269,7 +269,7 @@ def describe_data(source: Any) -> dict[str, JSON]:
 
     Of samples that share files it is of these files' names, in their order, and of where in them samples lie, too. Of a
     selection it is of what that is of, and of which samples; of a mixture, of all that it is of; of the samples of a
-    source, mapped or not, of that source.
+    source, mapped or not, of that source, and of the fields that `TarSamples` have.
     """
     digest, kind = xxhash.xxh3_128(), type(source).__name__
     if isinstance(source, Mixed):
@@ -277,8 +277,9 @@ def describe_data(source: Any) -> dict[str, JSON]:
             digest.update(repr(sorted(each.items())).encode())
         return {"kind": kind, "names_sizes_labels": digest.hexdigest()}
     if isinstance(source, OverSource):
-        described = describe_data(source.source)
-        return described | {"kind": f"{kind} of {described['kind']}"}
+        described, fields = describe_data(source.source), source.described
+        more: dict[str, JSON] = {"fields": _shortened(fields)} if fields else {}
+        return described | {"kind": f"{kind} of {described['kind']}"} | more
     if isinstance(source, PackedDocuments):
         return {"kind": kind, "indices": source.packing.digest()}
     if not isinstance(source, Source):

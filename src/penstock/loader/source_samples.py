@@ -33,6 +33,11 @@ class OverSource:
     def __len__(self) -> int:
         return len(self.source)
 
+    @property
+    def described(self) -> list[str]:
+        """What fixes its samples besides the source, as a run's state has it."""
+        return []
+
 
 class ReadSamples(OverSource, ABC):
     """A data set that reads its samples from a source, several together."""
