@@ -122,6 +122,23 @@ def test_a_name_that_a_sample_cannot_have_is_refused(sample: Any, name: Any) -> 
         batches(lambda index: sample, optional={name: 0})
 
 
+def test_a_default_of_a_field_that_the_first_sample_lacks_is_said_at_the_start() -> None:
+    lines: list[str] = []
+
+    def make(index: int) -> Any:
+        return {"id": index, "target": {"caption": "one", "boxes": None}}
+
+    optional = {"captoin": "", "target.captoin": "", "target.boxes": 0}
+    batches(make, optional=optional, report=lines.append)
+    batches(make, optional={"target.boxes": 0}, report=lines.append)
+
+    (line,) = (line for line in lines if "optional=" in line)
+    assert line.endswith(
+        "the first sample, Made[0], does not have 'captoin', 'target.captoin', which optional= gives it; it has "
+        "'id', 'target'"
+    )
+
+
 def test_a_default_unlike_the_field_is_refused_before_the_run() -> None:
     def make(index: int) -> Any:
         return {"id": index, "score": np.float32(index)}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.for_each import for_each
 
 from penstock.errors import DataError
-from penstock.loader.structure import learn_structure
+from penstock.loader.structure import JsonArray, learn_structure
 
 Pair = namedtuple("Pair", "left right")
 
@@ -63,13 +63,24 @@ def test_a_mappings_parts_are_found_by_key_whatever_their_order() -> None:
 @for_each(
     ("first", "later", "message"),
     [
-        ({"a": 1}, {"b": 1}, r"it is a dict with the keys \['b'\]"),
-        ({"a": 1}, {"a": 1, "b": 2}, r"\['a', 'b'\].* or give the field 'b' a default by optional="),
-        ({"a": 1, "b": 2}, {"a": 1}, "or give the field 'b' a default by optional="),
-        ({"x": {"a": 1}}, {"x": {"a": 1, "b": 2}}, "return the same structure for every sample$"),
+        ({"a": 1}, {"b": 1}, "^it lacks 'a' and has 'b', unlike the first sample: return the same"),
+        (
+            {"a": 1},
+            {"a": 1, "b": 2},
+            "^it has 'b', which the first sample lacks: give 'b' a default by optional=",
+        ),
+        (
+            {"a": 1, "b": 2, "c": 3},
+            {"a": 1},
+            "^it lacks 'b' and 'c', .*: give 'b' and 'c' a default by optional=",
+        ),
+        ({"x": {"a": 1}}, {"x": {"a": 1, 3: 2}}, r"^it\['x'\] has 3, .*: give 'x\.3' a default by optional="),
         ({"a": 1}, [1], "list of 1 parts"),
         ((1, (2, 3)), ((1, 2), 3), r"it\[0\] is a tuple of 2 parts"),
-        ((1, 2), (1, 2, 3), "tuple of 3 parts"),
+        ((1, 2), (1, 2, 3), r"tuple of 3 parts, .*: padded=\{'': 0\} pads each batch"),
+        ({"x": {"a": [1, 2]}}, {"x": {"a": JsonArray()}}, r"is a list of 0 parts, .*ragged=\['x\.a'\] puts"),
+        ({"a": JsonArray()}, {"a": [1]}, r"is a list of 1 parts, .* an empty list: padded=\{'a': 0\} pads"),
+        ({"a": [1, 2]}, {"a": ["b"]}, "a sequence of 2 parts: return the same structure for every sample$"),
         (({"x": (1, 2)},), ({"x": 5},), r"it\[0\]\['x'\] is a int"),
         (Slots(1, 2), (1, 2), "it is a tuple of 2 parts, in the first sample it was a Slots"),
         ({"pair": Slots(1, 2)}, {"pair": Slots(1, {})}, r"it\['pair'\]\.right is a dict"),

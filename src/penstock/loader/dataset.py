@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from types import MappingProxyType
@@ -23,7 +23,7 @@ from penstock.loader.optional import Defaults
 from penstock.loader.probing import from_first
 from penstock.loader.reused import Reused
 from penstock.loader.source_samples import describe_sample, kind_of
-from penstock.loader.structure import learn_structure
+from penstock.loader.structure import learn_structure, unequal_advice
 from penstock.loader.unequal import Joined, Unequal
 from penstock.policy import Load
 from penstock.store.calls import Calls
@@ -66,6 +66,8 @@ class DatasetFetcher:
         self._plain = None if self._get.asks or self._optional else dataset.__getitem__
         #: Libraries from whose global generators the first samples drew.
         self.global_draws: set[str] = set()
+        #: Whether no sample has been looked at.
+        self._is_first = True
         #: Calls of which it is looked at if samples change after they were returned.
         self._watched = _WATCHED
         #: PyTorch's protocol: a list of numbers to a list of samples.
@@ -105,14 +107,29 @@ class DatasetFetcher:
             try:
                 # In this thread: a call that hangs and ends later must not set them back then.
                 self.global_draws |= keeping_global_states(
-                    lambda: made.append(calls.one(self.describe(sample), lambda: self._one(sample, 0)))
+                    lambda: made.append(
+                        calls.one(self.describe(sample), lambda: self._get(sample, 0, sample))
+                    )
                 )
-                return sample, made[0]
+                return sample, self._filled_first(sample, made[0], calls.report)
             except Exception as error:
                 error.add_note(f"while asking for {self.describe(sample)}, to see its shape")
                 raise
 
         return from_first(samples, look, on_error_raise=on_error_raise)
+
+    def _filled_first(self, sample: int, value: Any, report: Callable[[str], None]) -> Any:
+        """Return a sample with its defaults; report of the first that is looked at which fields it does not have."""
+        if self._optional is None:
+            return value
+        if self._is_first and (added := self._optional.added_to(value)):
+            has = f"; it has {', '.join(map(repr, value))}" if isinstance(value, Mapping) else ""
+            report(
+                f"the first sample, {self.describe(sample)}, does not have {', '.join(map(repr, added))}, which "
+                f"optional= gives it{has}"
+            )
+        self._is_first = False
+        return self._optional.fill(value)
 
     def fetch(self, request: Request) -> list[Any]:
         """Have the data set make samples, all by one call where it has `__getitems__`; see `Fetcher`."""
@@ -402,11 +419,7 @@ class SampleDecoder:
             and wanted.partition("[")[0] == str(array.dtype)
             and array.ndim == wanted.count(",") + 1
         ):
-            field = self._names[number]
-            advice = (
-                f"crop or pad them in the data set, or have the loader do it: padded={{{field!r}: 0}} pads each "
-                f"batch to its longest, ragged=[{field!r}] puts samples end to end"
-            )
+            advice = unequal_advice(self._names[number])
         else:
             advice = "samples of a batch must be alike, so convert them in the data set"
         return f"{name}{where} is {found}, and {self._first}{where} is {wanted}: {advice}"

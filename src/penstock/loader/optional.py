@@ -29,11 +29,7 @@ class Defaults:
     """
 
     def __init__(self, values: Mapping[Hashable, Any]) -> None:
-        for name, default in values.items():
-            if default is None:
-                raise ConfigError(
-                    f"optional has None for {name!r}: give what a batch is to hold in its place"
-                )
+        check_defaults(values)
         self._values = dict(values)
 
     def __bool__(self) -> bool:
@@ -48,9 +44,26 @@ class Defaults:
             sample = _filled(sample, name, default, always, name)
         return sample
 
+    def added_to(self, sample: Any) -> list[Hashable]:
+        """Return which of the fields a sample does not have, not even as None."""
+        added: list[Hashable] = []
+        for name, default in self._values.items():
+            _filled(sample, name, default, False, name, added)
+        return added
 
-def _filled(value: Any, name: Hashable, default: Any, always: bool, full_name: Hashable) -> Any:
-    """Return a value with one field filled. full_name: in the sample, for messages."""
+
+def _filled(
+    value: Any,
+    name: Hashable,
+    default: Any,
+    always: bool,
+    full_name: Hashable,
+    added: list[Hashable] | None = None,
+) -> Any:
+    """Return a value with one field filled.
+
+    full_name: in the sample, for messages. added: gets it where a mapping does not have it.
+    """
     head, rest = (name, "")
     if isinstance(name, str) and "." in name and not (isinstance(value, Mapping) and name in value):
         first, _, after = name.partition(".")
@@ -58,6 +71,8 @@ def _filled(value: Any, name: Hashable, default: Any, always: bool, full_name: H
             head, rest = first, after
     if isinstance(value, Mapping):
         member = value.get(head)
+        if added is not None and head not in value:
+            added.append(full_name)
     elif isinstance(value, (tuple, list)):
         head = _index_of(value, head, full_name)
         member = value[head]
@@ -66,7 +81,7 @@ def _filled(value: Any, name: Hashable, default: Any, always: bool, full_name: H
     else:
         raise _not_there(value, full_name)
     if rest:
-        filled = _filled(member, rest, default, always, full_name)
+        filled = _filled(member, rest, default, always, full_name, added)
     else:
         filled = default if always or member is None else member
     if filled is member:

@@ -38,20 +38,22 @@ class Leaf:
     """A value that is not looked into.
 
     takes_any: whether it may be nested all the same, as a list of numbers that becomes an array.
+    is_empty: whether it was an array of JSON without anything, and may be one of numbers in another sample.
     """
 
     takes_any: bool = False
+    is_empty: bool = False
 
-    def leaves_of(self, value: Any, where: str, *, is_part: bool = False) -> Iterator[Any]:
+    def leaves_of(self, value: Any, where: str, name: str = "") -> Iterator[Any]:
         """Yield the leaves of a value of this nesting, in the nesting's order.
 
-        where: what the value is, for the message. is_part: whether it is one of a sample's parts.
+        where: what the value is, for the message. name: of the part of a sample that it is, as of `names`.
         Raises: DataError if the value is nested otherwise.
         """
         if not self.takes_any and is_nested(value):
-            raise DataError(
-                f"{where} is a {_named(value)}, in the first sample it was a plain value: {_ADVICE}"
-            )
+            was = "an empty list" if self.is_empty else "a plain value"
+            advice = unequal_advice(name) if self.is_empty and _are_numbers(value) else _ADVICE
+            raise DataError(f"{where} is a {_named(value)}, in the first sample it was {was}: {advice}")
         yield value
 
     def columns(self, values: Sequence[Any]) -> list[Column] | None:
@@ -86,19 +88,26 @@ class Branch:
     kind: Any = None
     #: One for each part, which takes it from a value.
     _getters: tuple[Callable[[Any], Any], ...] = field(init=False, repr=False, compare=False)
+    #: The parts with these, where they are, as of `places`, and what they are called.
+    _named_parts: tuple[tuple[Leaf | Branch, Callable[[Any], Any], str, Hashable], ...] = field(
+        init=False, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_getters", self._made_getters())
+        at: Sequence[Any] = range(len(self.parts)) if self.keys is None else self.keys
+        names = _numbered(self.parts, self.kind) if self.keys is None else self.keys
+        has_attributes = self.keys is not None and self.kind is not None
+        getters = tuple(attrgetter(str(key)) if has_attributes else itemgetter(key) for key in at)
+        places = [f".{key}" if has_attributes else f"[{key!r}]" for key in at]
+        object.__setattr__(self, "_getters", getters)
+        object.__setattr__(self, "_named_parts", tuple(zip(self.parts, getters, places, names, strict=True)))
 
-    def leaves_of(self, value: Any, where: str, *, is_part: bool = False) -> Iterator[Any]:
+    def leaves_of(self, value: Any, where: str, name: str = "") -> Iterator[Any]:
         """See `Leaf.leaves_of`. A mapping's parts are found by key, whatever their order."""
-        if wrong := self._difference(value):
-            raise DataError(
-                f"{where} is a {_named(value)}, in the first sample it was {wrong}: {_ADVICE}"
-                + ("" if is_part else self._or(value))
-            )
-        for part, get, place in zip(self.parts, self._getters, self._steps(), strict=True):
-            yield from part.leaves_of(get(value), where + place, is_part=True)
+        if wrong := self._difference(value, name):
+            raise DataError(f"{where} {wrong}")
+        for part, get, place, key in self._named_parts:
+            yield from part.leaves_of(get(value), where + place, _name_within(name, key))
 
     def columns(self, values: Sequence[Any]) -> list[Column] | None:
         """See `Leaf.columns`. No object is made for each value: the collector of garbage would go through them all."""
@@ -127,13 +136,12 @@ class Branch:
 
     def places(self, where: str = "") -> Iterator[str]:
         """See `Leaf.places`."""
-        for part, place in zip(self.parts, self._steps(), strict=True):
+        for part, _, place, _ in self._named_parts:
             yield from part.places(where + place)
 
     def names(self, name: str = "") -> Iterator[str]:
         """See `Leaf.names`."""
-        keys = _numbered(self.parts, self.kind) if self.keys is None else self.keys
-        for part, key in zip(self.parts, keys, strict=True):
+        for part, _, _, key in self._named_parts:
             yield from part.names(_name_within(name, key))
 
     def build(self, leaves: Iterator[Any]) -> Any:
@@ -149,43 +157,61 @@ class Branch:
             return not issubclass(kind, (tuple, list))
         return kind is not (dict if self.kind is None else self.kind)
 
-    def _difference(self, value: Any) -> str:
-        """Return what a value of this nesting is, if this one is none; empty if it is."""
+    def _difference(self, value: Any, name: str) -> str:
+        """Return what a value is and this nesting is not, and what to do; empty if it is of this nesting."""
+        advice = _ADVICE
         if self.keys is None:
-            if isinstance(value, (tuple, list)) and len(value) == len(self.parts):
+            if isinstance(value, (tuple, list)):
+                if len(value) == len(self.parts):
+                    return ""
+                if self.kind is None and _are_numbers(value):
+                    advice = unequal_advice(name)
+            was = f"a sequence of {len(self.parts)} parts"
+        elif self.kind is not None:
+            if type(value) is self.kind:
                 return ""
-            return f"a sequence of {len(self.parts)} parts"
-        if self.kind is not None:
-            return "" if type(value) is self.kind else f"a {self.kind.__name__}"
-        if isinstance(value, Mapping) and value.keys() == set(self.keys):
-            return ""
-        return f"a mapping with the keys {sorted(map(str, self.keys))}"
+            was = f"a {self.kind.__name__}"
+        elif isinstance(value, Mapping):
+            return self._other_keys(value, name)
+        else:
+            was = f"a mapping with the keys {sorted(map(str, self.keys))}"
+        return f"is a {_named(value)}, in the first sample it was {was}: {advice}"
 
-    def _or(self, value: Any) -> str:
-        """Return what else to do where one of two mappings has some of the other's fields, and no other."""
-        keys = set(self.keys or ())
-        if not isinstance(value, Mapping) or self.kind is not None:
+    def _other_keys(self, value: Mapping[Any, Any], name: str) -> str:
+        """The same of a mapping. Keys of both are not named: those may be there by `optional=`."""
+        own = self.keys or ()
+        if value.keys() == set(own):
             return ""
-        if not (keys > value.keys() or keys < value.keys()):
-            return ""
-        names = sorted(map(repr, keys ^ value.keys()))
-        fields = f"field{'s' if len(names) > 1 else ''} {' and '.join(names)}"
-        return f", or give the {fields} a default by optional="
-
-    def _made_getters(self) -> tuple[Callable[[Any], Any], ...]:
-        if self.keys is None:
-            return tuple(map(itemgetter, range(len(self.parts))))
-        if self.kind is None:
-            return tuple(map(itemgetter, self.keys))
-        return tuple(map(attrgetter, map(str, self.keys)))
-
-    def _steps(self) -> list[str]:
-        if self.keys is None:
-            return [f"[{index}]" for index in range(len(self.parts))]
-        return [f"[{key!r}]" if self.kind is None else f".{key}" for key in self.keys]
+        lacks, has = ([key for key in own if key not in value], [key for key in value if key not in own])
+        if lacks and has:
+            return f"lacks {_listed(lacks)} and has {_listed(has)}, unlike the first sample: {_ADVICE}"
+        keys = lacks or has
+        said = ("lacks", "has") if lacks else ("has", "lacks")
+        fields = _listed([_name_within(name, key) for key in keys] if name else keys)
+        return (
+            f"{said[0]} {_listed(keys)}, which the first sample {said[1]}: give {fields} a default by optional=, or "
+            f"{_ADVICE}"
+        )
 
 
 _ADVICE = "return the same structure for every sample"
+
+
+def unequal_advice(field: str) -> str:
+    """Return what to do about a field whose samples differ in length. field: its name, as of `Leaf.names`."""
+    return (
+        f"padded={{{field!r}: 0}} pads each batch to its longest, ragged=[{field!r}] puts samples end to end; or crop "
+        "or pad them in the data set"
+    )
+
+
+def _are_numbers(value: Any) -> bool:
+    """Whether a value is a sequence of numbers, or of nothing."""
+    return isinstance(value, (tuple, list)) and all(isinstance(each, int | float) for each in value)
+
+
+def _listed(keys: Sequence[Hashable]) -> str:
+    return " and ".join(map(repr, keys))
 
 
 def learn_structure(value: Any, leaves: Collection[str] = (), name: str = "") -> Leaf | Branch:
@@ -197,7 +223,7 @@ def learn_structure(value: Any, leaves: Collection[str] = (), name: str = "") ->
         return Leaf(takes_any=True)
     keys, kind, members = None, None, value
     if isinstance(value, JsonObject | JsonArray):
-        return Leaf()
+        return Leaf(is_empty=value == [])
     if isinstance(value, Mapping):
         keys = tuple(value)
     elif isinstance(value, (tuple, list)):
@@ -274,11 +300,10 @@ _is_nested_type: Callable[[type], bool] = functools.lru_cache(maxsize=256)(_find
 
 
 def _named(value: Any) -> str:
+    kind = next(each for each in type(value).__mro__ if each not in (JsonObject, JsonArray)).__name__
     if isinstance(value, Mapping):
-        return f"{type(value).__name__} with the keys {sorted(map(str, value))}"
-    if isinstance(value, (tuple, list)):
-        return f"{type(value).__name__} of {len(value)} parts"
-    return type(value).__name__
+        return f"{kind} with the keys {sorted(map(str, value))}"
+    return f"{kind} of {len(value)} parts" if isinstance(value, (tuple, list)) else kind
 
 
 def is_same(first: Any, second: Any) -> bool:
