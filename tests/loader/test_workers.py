@@ -174,6 +174,15 @@ def test_a_process_that_dies_is_an_error_with_its_last_sample(how: str, text: st
     assert text in str(caught.value)
 
 
+@for_each("name", ["collate_fn", "worker_init_fn"])
+def test_a_function_that_cannot_be_pickled_is_named_by_its_argument(name: str) -> None:
+    with (
+        pytest.raises(ConfigError, match=f"need a copy of {name}, and it is .*<lambda>, which no other"),
+        load(Lists(), workers=1, **{name: lambda _: 0}) as loader,
+    ):
+        list(loader)
+
+
 def test_a_process_that_hangs_is_named_with_its_sample_and_ended_with_the_loader() -> None:
     with load(Fatal("hangs"), workers=1, batch_size=4, shuffle=False, timeout_seconds=brief(1)) as loader:
         batches = iter(loader)

@@ -12,6 +12,7 @@ import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -84,11 +85,13 @@ def pickled(
     known: Any = None,
     found_by: Callable[[], Any] | None = None,
     before: Pickled | None = None,
+    parts: Mapping[str, Any] = MappingProxyType({}),
     most_bytes: float = math.inf,
 ) -> Pickled:
     """Pickle what a worker process needs. name: of the value, for messages.
 
     known: an object that the process has, and gets by calling `found_by` there.
+    parts: of the value, by names that a user knows them by.
     before: what was pickled of it earlier; returned itself, with no buffer copied, where nothing has changed since.
     Raises: ConfigError naming the part that cannot be pickled or found there, and what to do; for more than
         `most_bytes`.
@@ -106,10 +109,12 @@ def pickled(
                 return error
             return None
 
-        where, culprit, reason = _culprit(value, name, fails, error)
+        wrong = [(each, part, why) for each, part in parts.items() if (why := fails(part)) is not None]
+        copied, part, why = (*wrong, (name, value, error))[0]
+        where, culprit, reason = _culprit(part, copied, fails, why)
         raise ConfigError(
-            f"worker processes need a copy of {name}, and {where} {_why(culprit, reason)}; "
-            'workers="threads" needs no copy'
+            f"worker processes need a copy of {copied}, and {'it' if where == copied else where} "
+            f'{_why(culprit, reason)}; workers="threads" needs no copy'
         ) from error
     data = file.getvalue()
     nbytes = len(data) + sum(each.nbytes for each in buffers)

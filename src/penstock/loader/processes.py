@@ -73,7 +73,7 @@ def reads_here(fetcher: Fetcher) -> bool:
 class ProcessPlan:
     """What worker processes are started with, known before any is.
 
-    dataset: pickled before anything has called it. init: called in each process with its number.
+    dataset: pickled before anything has called it. init: called in each process with its number. collate: of a loader.
     """
 
     count: int
@@ -82,6 +82,7 @@ class ProcessPlan:
     source: Any
     init: Callable[[int], object] | None
     reducers: Reducers
+    collate: Callable[..., Any] | None = None
 
 
 class Processes(FetcherOver):
@@ -142,10 +143,11 @@ class Processes(FetcherOver):
         plan = self._plan
         return pickled(
             (None if self._reads_here else self._fetcher, self._decoder, dict(plan.reducers), plan.init),
-            "what it decodes by" if self._reads_here else "collate_fn, worker_init_fn and the data set",
+            "what it decodes by" if self._reads_here else "the data set",
             plan.reducers,
             known=plan.source,
             found_by=the_dataset,
+            parts={"collate_fn": plan.collate, "worker_init_fn": plan.init},
         )
 
     @property

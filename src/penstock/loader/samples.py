@@ -578,7 +578,9 @@ def process_plan(
     Raises: ConfigError where the data set cannot be pickled, or not into so many bytes.
     """
     copy = pickled(dataset, "dataset", reducers, most_bytes=most_bytes)
-    return ProcessPlan(count, seed_of(config), copy, dataset, config.worker_init_fn, reducers)
+    return ProcessPlan(
+        count, seed_of(config), copy, dataset, config.worker_init_fn, reducers, config.collate_fn
+    )
 
 
 def _row_bytes(fetcher: DatasetFetcher, probes: Sequence[int], calls: Calls, pickler: RowPickler) -> int:
