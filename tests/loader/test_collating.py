@@ -223,7 +223,7 @@ def test_batches_that_the_caller_keeps_do_not_stop_the_loader_and_those_it_drops
 
 
 def test_what_cannot_work_is_refused() -> None:
-    with pytest.raises(ConfigError, match="collate_fn is given, and the source is no data set"):
+    with pytest.raises(ConfigError, match=r"the source is no data set, .*SourceSamples\(source\)"):
         Loader("photos", batch_size=2, epochs=1, collate_fn=firsts, transforms=[ToTensor()])
     with pytest.raises(ConfigError, match="collate_fn is 'stack'; it is a function of a list"):
         Loader([[1], [2]], batch_size=2, epochs=1, collate_fn="stack")  # type: ignore[arg-type]

@@ -480,7 +480,9 @@ def test_a_local_disk_that_is_none_is_refused(data: Path, given: Any, message: s
 def test_a_folder_that_cannot_be_used_and_a_data_set_are_refused(data: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="can keep no samples"):
         run(data, local_disk=data / "000.bin")
-    with pytest.raises(ConfigError, match='is kept on a disk only with cache="rows"'):
+    with pytest.raises(
+        ConfigError, match=r'the data set list reads by itself, .*: cache="rows" keeps what it makes'
+    ):
         Loader([1, 2, 3], batch_size=1, epochs=1, local_disk=tmp_path)
 
 

@@ -219,8 +219,9 @@ def test_what_has_the_data_set_read_by_itself_is_refused_beside_what_keeps_bytes
 ) -> None:
     samples = SourceSamples(Counted(SAMPLES))
 
-    for more in ({"share": "host"}, beside):
-        with pytest.raises(ConfigError, match=f"the data set SourceSamples {message}"):
+    with_disk: list[dict[str, Any]] = [] if {"collate_fn", "cache"} & options.keys() else [{"local_disk": "/tmp"}]
+    for more in ({"share": "host"}, beside, *with_disk):
+        with pytest.raises(ConfigError, match=f"the data set of Counted {message}"):
             LoaderConfig(samples, batch_size=2, epochs=1, **more, **options)
     with pytest.raises(ConfigError, match="policy is 'frequency', but the data set range reads by itself"):
         LoaderConfig(range(9), batch_size=2, epochs=1, policy="frequency")

@@ -436,6 +436,16 @@ def test_what_is_for_samples_is_refused_once_a_path_turns_out_not_to_be_text(
         batches(tmp_path / "a.npy", **options)
 
 
+def test_shards_without_transforms_are_refused_naming_what_has_their_members_as_fields(
+    tmp_path: Path,
+) -> None:
+    shard = write(tmp_path / "a.tar", {"a.png": image(".png", np.zeros((4, 6, 3), np.uint8))})
+    with pytest.raises(
+        ConfigError, match=r"or give penstock\.loader\.TarSamples, whose samples have members"
+    ):
+        batches(shard)
+
+
 def test_what_is_for_bytes_alone_is_refused_of_text(tmp_path: Path) -> None:
     path = text_sources(tmp_path)["parquet"]
 
@@ -444,7 +454,7 @@ def test_what_is_for_bytes_alone_is_refused_of_text(tmp_path: Path) -> None:
         ({"readers": 2}, "row 1 is empty, of which nothing can be kept"),
         (
             {"share": "jobs", "collate_fn": len},
-            "the data set SourceSamples with collate_fn=, whose own code reads",
+            "the data set of ParquetFiles with collate_fn=, whose own code reads",
         ),
     ):
         with pytest.raises(ConfigError, match=message):

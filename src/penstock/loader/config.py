@@ -14,7 +14,7 @@ from penstock.loader.dataset import MapDataset
 from penstock.loader.keep import CROPS, DECODED, STORED, check_keep
 from penstock.loader.local_disk import LocalDisk, check_local_disk
 from penstock.loader.optional import check_defaults
-from penstock.loader.source_samples import kind_of, stored_of
+from penstock.loader.source_samples import SourceSamples, kind_of, stored_of
 from penstock.loader.transforms.mixing import MixUp, check_mix
 from penstock.loader.transforms.pipeline import Transform, check_draws, check_transforms
 from penstock.loader.unequal import Unequal, unequal_fields
@@ -30,6 +30,7 @@ from penstock.store.listing import Refresh, check_refresh
 from penstock.store.object_store import without_secrets
 from penstock.store.patterns import Paths
 from penstock.store.remote import check_options
+from penstock.store.selection import unselected
 from penstock.store.table import is_dataset
 from penstock.units import format_count, is_integer, parse_bytes
 from penstock.validate import check_count, check_wait, is_number
@@ -272,7 +273,8 @@ class LoaderConfig:
         if self.collate_fn is not None:
             raise ConfigError(
                 "collate_fn is given, and the source is no data set, whose samples it would get: bytes are decoded "
-                "into their place in the batch, so do what it does to each batch that the loader gives"
+                "into their place in the batch, so do what it does to each batch that the loader gives, or give "
+                "penstock.loader.SourceSamples(source), a data set of its values, or TarSamples of tar shards"
             )
         if self.optional:
             raise ConfigError(
@@ -355,10 +357,12 @@ class LoaderConfig:
             )
         if self.local_disk is not None:
             check_local_disk(self.local_disk)
-            if self.is_of_data_set and not self.cache and self.why_not_stored:
+            if self.is_of_data_set and not self.cache and (reason := self.why_not_stored):
+                instead = "leave one of them out"
+                if stored_of(self.source) is None:
+                    instead = 'cache="rows" keeps what it makes, if that is the same of a number each time'
                 raise ConfigError(
-                    "local_disk is given, and what a data set's own code makes is kept on a disk only with "
-                    'cache="rows", for those that make the same of a number each time'
+                    f"local_disk is given, and {reason} reads by itself, so that no disk keeps its bytes: {instead}"
                 )
         if self.machine is not None:
             check_machine(self.machine)
@@ -536,6 +540,8 @@ class LoaderConfig:
     def why_not_stored(self) -> str:
         """Why a data set reads by itself: "a data set ..."; "" where it is of a source that the loader may read."""
         kind = f"the data set {kind_of(self.source)}"
+        if isinstance(self.source, SourceSamples):  # a name that nobody wrote who gave a path
+            kind = f"the data set of {kind_of(unselected(self.source.source))}"
         if stored_of(self.source) is None and self.is_of_data_set:
             return kind
         instead = {

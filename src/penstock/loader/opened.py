@@ -38,6 +38,7 @@ from penstock.store import (
     PackedFiles,
     Selection,
     Source,
+    TarShards,
     extents_of,
     open_source,
 )
@@ -248,9 +249,11 @@ def pipeline_of(config: LoaderConfig, source: Source, *, runs: bool) -> Pipeline
         numbers = source.numbers
         transforms, dtype = [DecodeRaw(numbers.dtype, numbers.shape)], dtype or numbers.batch_dtype
     if not transforms:
+        of_fields = ", or give penstock.loader.TarSamples, whose samples have members as fields"
         raise ConfigError(
             f"transforms is empty, and the samples of {data_of(source).place} are bytes: name at least one, for "
             "example Resize(...) and ToTensor() for pictures, DecodeRaw(dtype, shape) for numbers"
+            + (of_fields if isinstance(unselected(source), TarShards) else "")
         )
     return compile_pipeline(transforms, seed_of(config), dtype or DTYPE, config.layout, runs=runs)
 
