@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import signal
 import subprocess
 import threading
@@ -217,7 +218,7 @@ def test_crops_that_no_run_could_use_are_refused(
 
 
 def test_auto_keeps_what_the_machine_says_saves_most_as_the_trace_and_the_prediction_say(
-    tmp_path: Path, photos: Path
+    tmp_path: Path, photos: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     transforms, file = (*RANDOM, ToTensor()), tmp_path / "run.trace"
     memory = StorageClass("memory", 10**7, 1, Curve(((1, 1e9),)))
@@ -252,8 +253,18 @@ def test_auto_keeps_what_the_machine_says_saves_most_as_the_trace_and_the_predic
     chosen = {"crop_bytes": 20 * 20 * 3, "epochs": crops["epochs"], "is_decoded": False, "disks": 0}
     assert crops == chosen
     assert as_stored is None
-    with pytest.raises(ConfigError, match="no machine is given, which says what decoding costs"):
-        Loader(photos, transforms=transforms, keep="auto", batch_size=8, epochs=2, report=None)
+    not_measured = replace(slow_decoding, preprocess_bytes_per_second=math.inf)
+    how: dict[str, Any] = {"transforms": transforms, "batch_size": 8, "epochs": 2}
+    for given, missing in ((None, "no machine= says"), (not_measured, "machine= does not say")):
+        with pytest.raises(
+            ConfigError, match=rf"{missing} what decoding costs .*--from run.trace.*decode_with"
+        ):
+            Loader(photos, keep="auto", machine=given, report=None, **how)
+    for machine, is_said in ((not_measured, True), (slow_decoding, False)):
+        predict(LoaderConfig(photos, **how), machine, step_seconds=1e-3)
+        assert (
+            "decoding costs (its preprocess), and it is taken as free: " in capsys.readouterr().err
+        ) == is_said
 
 
 def test_ranks_that_share_fixed_crops_read_the_same_as_without(photos: Path) -> None:

@@ -22,7 +22,7 @@ from tests.store.tar_files import npy, write
 from tests.store.web_server import serving
 
 from penstock.errors import ConfigError
-from penstock.loader import Loader, LoaderConfig, SourceSamples, TarSamples, mapped, opened
+from penstock.loader import Loader, LoaderConfig, SourceSamples, TarSamples, mapped, opened, predict
 from penstock.loader.skips import BadSample, SkipList
 from penstock.policy import Scheduler
 from penstock.ranks import Ranks, alone
@@ -219,7 +219,9 @@ def test_what_has_the_data_set_read_by_itself_is_refused_beside_what_keeps_bytes
 ) -> None:
     samples = SourceSamples(Counted(SAMPLES))
 
-    with_disk: list[dict[str, Any]] = [] if {"collate_fn", "cache"} & options.keys() else [{"local_disk": "/tmp"}]
+    with_disk: list[dict[str, Any]] = (
+        [] if {"collate_fn", "cache"} & options.keys() else [{"local_disk": "/tmp"}]
+    )
     for more in ({"share": "host"}, beside, *with_disk):
         with pytest.raises(ConfigError, match=f"the data set of Counted {message}"):
             LoaderConfig(samples, batch_size=2, epochs=1, **more, **options)
@@ -237,18 +239,20 @@ def test_samples_that_are_kept_as_they_were_made_go_with_their_policy_and_a_disk
 
 def test_what_is_read_for_a_data_set_is_predicted(tmp_path: Path) -> None:
     samples = SourceSamples(Counted(SAMPLES)).map(as_row)
-    arguments: dict[str, Any] = {"batch_size": 32, "epochs": EPOCHS, "report": None}
+    arguments: dict[str, Any] = {"batch_size": 32, "epochs": EPOCHS, "seed": 0}
+    on: dict[str, Any] = {"machine": machine(), "step_seconds": 0.1}
 
-    with Loader(samples, policy="frequency", **arguments) as loader:
-        predicted = loader.predict(machine=machine(), step_seconds=0.1)
-    with (
-        Loader(samples, **arguments) as loader,
-        pytest.raises(ConfigError, match="is known to its own code alone"),
-    ):
-        loader.predict(machine=machine(), step_seconds=0.1)
+    with Loader(samples, policy="frequency", report=None, **arguments) as loader:
+        predicted = loader.predict(**on)
+    ahead = predict(LoaderConfig(samples, policy="frequency", **arguments), **on)
+    refused = 'policy="frequency", has the loader read it, and that can be'
+    with Loader(samples, report=None, **arguments) as loader, pytest.raises(ConfigError, match=refused):
+        loader.predict(**on)
+    with pytest.raises(ConfigError, match=refused):
+        predict(LoaderConfig(samples, **arguments), **on)
 
-    reads = predicted.spans[predicted.spans["kind"] == Kind.READ]
-    assert reads["samples"].sum() == SAMPLES
+    for each in (predicted, ahead):
+        assert each.spans["samples"][each.spans["kind"] == Kind.READ].sum() == SAMPLES
 
 
 def test_bad_samples_are_left_out_by_their_list(tmp_path: Path) -> None:

@@ -12,6 +12,11 @@ from penstock.machine import Machine
 from penstock.policy.forms import CropForm, choose_form
 
 STORED, CROPS, DECODED, AUTO = "stored", "crops", "decoded", "auto"
+#: How what decoding costs comes to be in a machine: the command `penstock calibrate` knows no transforms.
+MEASURING = (
+    "`penstock calibrate --from run.trace` learns it from a run, and penstock.calibrate(source, decode="
+    "penstock.measure.calibrate.decode_with(transforms)) measures it"
+)
 #: About the share of `memory=` that is left to samples that are kept.
 _KEPT_SHARE = 0.75
 #: For how many epochs random crops are made at a time, unless the user says.
@@ -73,11 +78,11 @@ def auto_form(
         `crop_form` takes them. picture_bytes: as `choose_form` takes them.
     Raises: ConfigError where nothing says what decoding costs.
     """
-    if machine is None or math.isinf(machine.preprocess_bytes_per_second):
-        missing = "no machine is given" if machine is None else "machine has no preprocess_bytes_per_second"
+    if machine is None or not machine.knows_decoding:
+        missing = "no machine= says" if machine is None else "machine= does not say"
         raise ConfigError(
-            f'keep is "{AUTO}", and {missing}, which says what decoding costs: give machine="machine.toml", as '
-            f'penstock calibrate writes it, or choose with keep="{_EPOCHS} {CROPS}" or keep="{STORED}"'
+            f'keep is "{AUTO}", and {missing} what decoding costs (its preprocess): {MEASURING}; or choose, as '
+            f'keep="{_EPOCHS} {CROPS}" or keep="{STORED}"'
         )
     if is_random and machine.ranks > 1 and not picture_bytes:
         return None

@@ -354,7 +354,8 @@ class Loader:
         Raises: ConfigError if one of the first two is not known, if the plan has no such step, or for a data set that
             reads by itself, whose costs are its own code's.
         """
-        return predict_run(self._parts.setup, machine, step_seconds, (epoch, step))
+        report = self._report or keep_silent
+        return predict_run(self._parts.setup, machine, step_seconds, (epoch, step), report)
 
     def __repr__(self) -> str:
         epoch, step = self.position

@@ -149,6 +149,20 @@ def stored_for(config: LoaderConfig, dataset: MapDataset, calls: Calls) -> Sourc
     return None
 
 
+def not_predictable(dataset: Source | MapDataset) -> ConfigError:
+    """Return what to raise where a data set that reads by itself is to be predicted."""
+    place = data_of(dataset).place
+    if stored_of(dataset) is None:
+        return ConfigError(
+            f"what a sample of {place} costs is known to its own code alone, so that nothing can be predicted: give a "
+            "folder or a source, with transforms, to have a prediction"
+        )
+    return ConfigError(
+        f"{place} is read by the code that makes its samples, whose costs are not known: policy=, such as "
+        'policy="frequency", has the loader read it, and that can be predicted'
+    )
+
+
 def _is_far(source: Source, calls: Calls) -> bool:
     """Return whether a source reads an address, or a file system that is mounted over the network."""
     if objects_in(source) is not None:

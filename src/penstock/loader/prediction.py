@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from penstock.compiling import Part
 from penstock.errors import ConfigError
 from penstock.loader.config import JOBS, LoaderConfig
 from penstock.loader.front_end import NUMPY
-from penstock.loader.setup import Setup, not_predictable, read_machine, set_up, with_memory
+from penstock.loader.keep import MEASURING
+from penstock.loader.opened import not_predictable
+from penstock.loader.setup import Setup, read_machine, set_up, with_memory
 from penstock.machine import Machine, StorageClass
 from penstock.policy.forms import part_of
 from penstock.policy.loading import Job
+from penstock.report import print_report
 from penstock.simulate import loading
 from penstock.store.calls import Calls
 from penstock.trace import Trace
@@ -37,21 +40,23 @@ def predict(
 ) -> Trace:
     """Return the trace that a loader of this configuration should leave, without making one.
 
-    Nothing is read but the source's listing, no memory is taken for samples, and no thread stays. `Loader.predict`
-    returns the same, but for what the loader learned from its first sample: here that is taken for a photograph, so
-    that a little more or less memory is reserved for decoding. Where memory is short, this shifts the share of samples
-    that is kept, and memory that does not hold one picture while it is decoded is refused by the loader alone. And what
-    local disks have from earlier runs a loader alone knows.
+    Nothing is read but the source's listing, and the first sample of a data set whose bytes the loader reads, such as
+    `TarSamples` with `policy=`; no memory is taken for samples, and no thread stays. `Loader.predict` returns the same,
+    but for what the loader learned from its first sample: here that is taken for a photograph, so that a little more or
+    less memory is reserved for decoding. Where memory is short, this shifts the share of samples that is kept, and
+    memory that does not hold one picture while it is decoded is refused by the loader alone. And what local disks have
+    from earlier runs a loader alone knows.
 
     config: its memory may be more than this computer has.
     machine: with measured costs, or its file; the loader's memory is put in the place of its storage classes.
-        config.machine unless given.
+        config.machine unless given. Where it does not say what decoding costs, that is taken as free, and a line says
+        so.
     step_seconds: that the training takes for each batch, or for one after the other; machine.compute says unless given.
     epoch, step: where the run begins, as for `Loader.start`.
 
-    Raises: ConfigError if one of the first two is not known, if the plan has no such step, for a data set, whose costs
-        are its own code's, and for transforms that do not fix the shape of a sample; DataError if the source or the
-        file cannot be read.
+    Raises: ConfigError if one of the first two is not known, if the plan has no such step, for a data set that reads by
+        itself, and for transforms that do not fix the shape of a sample; DataError if the source or the file cannot be
+        read.
     """
     if not isinstance(config, LoaderConfig):
         raise ConfigError(
@@ -59,7 +64,8 @@ def predict(
             "what takes a plan without a source, or sizes of your own, is penstock.simulate.predict(Job(plan, "
             "sizes_bytes, machine), limits=...)"
         )
-    return predict_run(set_up(config, NUMPY, Calls(), runs=False), machine, step_seconds, (epoch, step))
+    setup = set_up(config, NUMPY, Calls(), runs=False)
+    return predict_run(setup, machine, step_seconds, (epoch, step), print_report)
 
 
 def predict_run(
@@ -67,10 +73,14 @@ def predict_run(
     machine: Machine | str | os.PathLike[str] | None,
     step_seconds: float | Sequence[float] | None,
     first: tuple[int, int],
+    report: Callable[[str], None],
 ) -> Trace:
-    """Return the trace of a run that was set up. Arguments and errors are those of `predict`."""
+    """Return the trace of a run that was set up. Arguments and errors are those of `predict`.
+
+    report: gets a line where the machine does not say what decoding costs.
+    """
     if setup.is_of_data_set:
-        raise not_predictable(setup.data.place)
+        raise not_predictable(setup.source)
     if setup.budget.jobs_bytes:
         raise ConfigError(
             f'share is "{JOBS}", and how far other jobs are is not known: penstock.predict(config) says what this one '
@@ -100,6 +110,10 @@ def predict_run(
             for each in disks
         ]
         on = with_memory(given, setup.budget, setup.limits.decoders, setup.plan.ranks, costed)
+    if not on.knows_decoding and (setup.pipeline is None or setup.pipeline.is_visual):
+        report(
+            f"machine= does not say what decoding costs (its preprocess), and it is taken as free: {MEASURING}"
+        )
     sharing = setup.sharing
     return loading.predict(
         Job(

@@ -34,7 +34,7 @@ from penstock.loader.jobs_pixels import JobsCropDecoder, JobsPictureDecoder
 from penstock.loader.keep import AUTO, DECODED, auto_form, check_keep, crop_form
 from penstock.loader.local_disk import KeptOnDisks
 from penstock.loader.making import MakingDecoder
-from penstock.loader.opened import all_extents, pipeline_of, seed_of
+from penstock.loader.opened import all_extents, not_predictable, pipeline_of, seed_of
 from penstock.loader.optional import Defaults
 from penstock.loader.pickling import pickled
 from penstock.loader.pictures import KeptPictures, PictureDecoder, WholePictures, decoded_form, front_of_crops
@@ -486,6 +486,8 @@ def samples_of_data_set(
     runs: bool,
 ) -> Samples:
     """See `set_up`. probes: samples to look at. stored: what is read for the data set, see `MakingDecoder`; or None."""
+    if stored is None and not runs:
+        raise not_predictable(dataset)
     defaults, unequal = Defaults(config.optional or {}), config.unequal
     # Before the data set is asked for a sample: many open what cannot be pickled then.
     processes = None

@@ -230,12 +230,10 @@ def set_up(
     calls: what the source and its first sample are read with.
     opened: the source and the plan over it, which a loader has from `open_together`; those of `open_run` unless given.
     runs: False for a prediction. Then nothing is read but the source's listing, and the first sample is taken for a
-        photograph; a data set cannot be predicted.
+        photograph; of a data set whose bytes the loader reads it is made, and no other data set can be predicted.
 
     Raises: ConfigError naming the argument that cannot work; DataError if the source or a disk cannot be opened.
     """
-    if not runs and config.is_of_data_set:
-        raise not_predictable(kind_of(config.source))
     with ExitStack() as closing:
         setup = finish(drafted(config, front_end, calls, closing, opened=opened, runs=runs))
         closing.pop_all()  # from here on the fetcher closes what was opened
@@ -632,14 +630,6 @@ def _threads(
         most_readers = _MORE_READERS * readers
     most_decoders = 0 if decoders else 2 * cpus
     return _Threads(readers, decoders or cpus, most_decoders, because, readers_because, most_readers)
-
-
-def not_predictable(place: str) -> ConfigError:
-    """Return what to raise where a data set is to be predicted."""
-    return ConfigError(
-        f"what a sample of {place} costs is known to its own code alone, so that nothing can be predicted: give a "
-        "folder or a source, with transforms, to have a prediction"
-    )
 
 
 def _memory_bytes(memory: str | int | None, is_taken: bool) -> int:

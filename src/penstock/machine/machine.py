@@ -115,6 +115,11 @@ class Machine:
         """What runs dataflow graphs."""
         return Cluster(self.network_bytes_per_second, self.devices, self.links)
 
+    @property
+    def knows_decoding(self) -> bool:
+        """Whether it says what decoding costs. If not, predictions take it as free."""
+        return math.isfinite(self.preprocess_bytes_per_second)
+
     def source_rate(self, clients: int, reads_in_flight: int) -> float:
         """Return the bytes/s of one read of the shared store.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
@@ -227,7 +226,7 @@ def refuse_enough(reads: Mapping[int, int], rank: int) -> None:
 
 def lacks_decoding(machine: Machine) -> bool:
     """Return whether a machine does not say how fast samples are decoded, as one calibrated without transforms."""
-    return math.isinf(machine.preprocess_bytes_per_second)
+    return not machine.knows_decoding
 
 
 def replay_of(trace: Trace) -> Replay:

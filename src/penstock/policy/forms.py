@@ -257,8 +257,7 @@ def disk_parts(
     samples, total = sizes_bytes.size, int(sizes_bytes.sum())
     space_bytes = sum(each.capacity_bytes for each in disks)
     rate = sum(each.read.at(each.threads) for each in disks)
-    is_known = math.isfinite(machine.preprocess_bytes_per_second)
-    each_byte = machine.write_seconds(1) if is_known else 1 / _PHOTOGRAPH_BYTES_PER_SECOND
+    each_byte = machine.write_seconds(1) if machine.knows_decoding else 1 / _PHOTOGRAPH_BYTES_PER_SECOND
     each_byte /= machine.decoding_at_once
     all_in_form = max(samples * form.crop_bytes / rate, total * each_byte * form.left_share)
     # Pixels that take less than files leave fewer samples to the store, too.
