@@ -657,6 +657,17 @@ def main():
             if sys.argv[1:] == ["wait"]:
                 time.sleep(3600)
 """
+#: Once is said what is wrong, though each process would make both loaders.
+CATCHING = """
+try:
+    main()
+except Exception as error:
+    print(error)
+    try:
+        penstock.Loader([1], batch_size=1, epochs=1, report=None).close()
+    except Exception as error:
+        print(error)
+"""
 GUARDED = SCRIPT + "\nif __name__ == '__main__':\n    main()\n"
 
 
@@ -667,9 +678,12 @@ def test_a_script_that_holds_the_class_of_its_data_set_without_a_guard_is_refuse
     plain.write_text(SCRIPT + "\nmain()\n")
 
     refused = interpreters.run(f"import runpy; runpy.run_path({str(plain)!r}, run_name='__main__')")
+    plain.write_text(SCRIPT + CATCHING)
+    caught = interpreters.run(f"import runpy; runpy.run_path({str(plain)!r}, run_name='__main__')")
     typed = interpreters.run(GUARDED)
 
     assert "under `if __name__ == '__main__':`" in refused.stderr
+    assert caught.stdout.count("this script makes a loader as soon as it is imported") == 1, caught.stdout
     assert "Own is defined in a notebook, on the command line or at a prompt" in typed.stderr
 
 

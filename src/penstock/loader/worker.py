@@ -68,7 +68,7 @@ class Task(NamedTuple):
 
 
 class PackedError(NamedTuple):
-    """An error for another process. data: pickled; None where that cannot be. name, notes, text: with its traceback."""
+    """An error for another process. data: pickled; None where that cannot be. name, notes; text: traceback or ""."""
 
     data: bytes | None
     name: str
@@ -98,7 +98,7 @@ class TracebackText(Exception):
 
 def pack(error: BaseException) -> PackedError:
     """Return an error in a form that always reaches the other process."""
-    text = "".join(traceback.format_exception(error))
+    text = "".join(traceback.format_exception(error)) if error.__traceback__ else ""
     try:
         data = pickle.dumps(error)
         pickle.loads(data)  # many an error's class takes other arguments than it keeps
@@ -117,7 +117,8 @@ def unpack(packed: PackedError) -> Exception:
     if not isinstance(error, Exception):
         error = DataError(packed.name)
         error.__notes__ = list(packed.notes)
-    error.__cause__ = TracebackText(packed.text)
+    if packed.text:
+        error.__cause__ = TracebackText(packed.text)
     return error
 
 
@@ -138,13 +139,24 @@ _is_importing_main = False
 _dataset: Any = None
 
 
-def check_not_importing() -> None:
-    """Raise ConfigError in a worker process that imports the script of its parent, which makes a loader again."""
-    if _is_importing_main:
-        raise ConfigError(
+class MadeAgain(BaseException):
+    """Ends the import of a script that makes a loader, even one that catches errors and would go on to the next loader.
+
+    error: for the parent, which imports nothing.
+    """
+
+    def __init__(self) -> None:
+        self.error = ConfigError(
             "this script makes a loader as soon as it is imported, and a worker process imports it to find the data "
             "set's class: put what the script does under `if __name__ == '__main__':`, or the class into a module"
         )
+        super().__init__(str(self.error))
+
+
+def check_not_importing() -> None:
+    """Raise MadeAgain in a worker process that imports the script of its parent, which makes a loader again."""
+    if _is_importing_main:
+        raise MadeAgain
 
 
 def the_dataset() -> Any:
@@ -284,7 +296,7 @@ def _begun(channel: Channel, begin: Begin, descriptors: list[int]) -> Worker | N
     try:
         worker = Worker(begin, descriptors)
     except BaseException as error:
-        channel.send(Ready(pack(error)))
+        channel.send(Ready(pack(error.error if isinstance(error, MadeAgain) else error)))
         return None
     channel.use(worker.reducers)
     channel.send(Ready(None))
