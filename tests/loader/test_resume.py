@@ -9,14 +9,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import h5py  # type: ignore[import-untyped]
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from tests.for_each import for_each
+from tests.store.tar_files import write
 from tests.store.tfrecord_files import Feature, write_records
 from torch.utils.data import Subset
 
 from penstock.errors import ClosedError, ConfigError
-from penstock.loader import Loader, LoaderConfig
+from penstock.loader import Loader, LoaderConfig, PackedDocuments, SourceSamples, TarSamples
+from penstock.loader.local_disk import fingerprint_of
+from penstock.loader.resume import describe_data
 from penstock.loader.transforms import (
     CenterCrop,
     DecodeRaw,
@@ -27,7 +33,19 @@ from penstock.loader.transforms import (
 )
 from penstock.plan import BundleShuffle, Explicit, FullShuffle, Order, Sequential, TorchShuffle
 from penstock.plan.torch_order import TwisterState
-from penstock.store import FlatFolder, TFRecords, Tokens
+from penstock.store import (
+    ArrowFiles,
+    ArrowTable,
+    FlatFolder,
+    Hdf5,
+    Manifest,
+    PackedFiles,
+    ParquetFiles,
+    Records,
+    TarShards,
+    TFRecords,
+    Tokens,
+)
 
 COUNT, BATCH, EPOCHS = 22, 4, 3
 STEPS = 6
@@ -524,6 +542,83 @@ def test_samples_that_share_files_are_told_by_the_files_and_their_places_in_them
         assert loader.position == (0, 0)
     with pytest.raises(ConfigError, match=r"data\.names_sizes_labels was"):
         load(other(here), state=state, **settings)
+
+
+def write_columns(folder: Path) -> Path:
+    """Write files of two parts, whose values have equal sizes."""
+    folder.mkdir()
+    columns = {name: [bytes([k, number]) for k in range(20)] for number, name in enumerate(("one", "two"))}
+    rows = [{name: values[k] for name, values in columns.items()} for k in range(20)]
+    write_records(folder / "a.tfrecord", rows)
+    table = pa.table(columns)
+    pq.write_table(table, folder / "a.parquet", row_group_size=7)
+    with pa.OSFile(str(folder / "a.arrow"), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
+    arrays = {name: np.array([list(value) for value in values], np.uint8) for name, values in columns.items()}
+    with h5py.File(folder / "a.h5", "w") as file:
+        for name, array in arrays.items():
+            file[name] = array
+            file.create_dataset(f"packed {name}", data=array, chunks=(7, 2), compression="gzip")
+    np.column_stack([*arrays.values()]).tofile(folder / "a.bin")
+    write(
+        folder / "a.tar",
+        {
+            f"{k}.{ending}": content
+            for k, row in enumerate(rows)
+            for ending, content in {**row, "json": b'{"one": 1, "two": 2}'}.items()
+        },
+    )
+    (folder / "a.csv").write_text("one,two\na.bin,a.tar\n")
+    return folder
+
+
+def packed(dataset: Any, **options: Any) -> PackedDocuments:
+    return PackedDocuments(dataset, [2] * 20, tokens=4, too_long="split", **options)
+
+
+PAIR = [("one", "u1", (2,)), ("two", "u1", (2,))]
+#: Opens a part of the files that `write_columns` writes, by its name.
+PARTS: dict[str, Callable[[Path, str], Any]] = {
+    "tfrecord": lambda folder, name: TFRecords(folder / "a.tfrecord", sample=name),
+    "parquet": lambda folder, name: ParquetFiles(folder / "a.parquet", sample=name),
+    "some of parquet": lambda folder, name: ParquetFiles(folder / "a.parquet", sample=name).select([1, 2]),
+    "values of parquet": lambda folder, name: SourceSamples(ParquetFiles(folder / "a.parquet", sample=name)),
+    "arrow": lambda folder, name: ArrowFiles(folder / "a.arrow", sample=name),
+    "table": lambda folder, name: ArrowTable(pq.read_table(folder / "a.parquet"), sample=name),
+    "hdf5": lambda folder, name: Hdf5(folder / "a.h5", data=name),
+    "packed hdf5": lambda folder, name: Hdf5(folder / "a.h5", data=f"packed {name}"),
+    "field of records": lambda folder, name: Records(folder / "a.bin", PAIR, field=name),
+    "type of records": lambda folder, name: Records(folder / "a.bin", {"one": "<u2", "two": "<i2"}[name]),
+    "stride of tokens": lambda folder, name: Tokens(
+        folder / "a.bin", length=4, dtype="u1", stride={"one": 20, "two": 19}[name]
+    ),
+    "tar": lambda folder, name: TarShards(folder / "a.tar", member=name),
+    "members of tar": lambda folder, name: TarSamples(folder / "a.tar", ["json", name]),
+    "names of members": lambda folder, name: TarSamples(folder / "a.tar", {name: "one"}),
+    "JSON in tar": lambda folder, name: TarSamples(folder / "a.tar", {"x": f"json:{name}"}),
+    "decoded from tar": lambda folder, name: TarSamples(
+        folder / "a.tar", ["one"], decode={"one": {"one": "text", "two": "bytes"}[name]}
+    ).map(repr),
+    "documents of parquet": lambda folder, name: packed(
+        SourceSamples(ParquetFiles(folder / "a.parquet", sample=name)).map(list)
+    ),
+    "field of documents": lambda folder, name: packed([{"one": [1, 2], "two": [3, 4]}] * 20, field=name),
+    "manifest": lambda folder, name: Manifest(folder / "a.csv", file=name, labels=None),
+}
+
+
+@for_each("kind", PARTS)
+def test_another_part_of_the_same_files_is_other_data(tmp_path: Path, kind: str) -> None:
+    """A disk, other jobs, ranks and a state know data by this: they would give the samples of the one for the other."""
+    here, elsewhere = write_columns(tmp_path / "here"), write_columns(tmp_path / "elsewhere")
+    one, other, moved = PARTS[kind](here, "one"), PARTS[kind](here, "two"), PARTS[kind](elsewhere, "one")
+
+    assert len(one) == len(other)
+    assert describe_data(one) == describe_data(moved)
+    assert describe_data(one) != describe_data(other)
+    assert len(json.dumps(describe_data(one))) < 1000
+    if isinstance(one, PackedFiles):
+        assert fingerprint_of(one) == fingerprint_of(PARTS[kind](here, "one")) != fingerprint_of(other)
 
 
 def test_a_listed_order_may_list_more_epochs_and_no_others(folder: Path) -> None:

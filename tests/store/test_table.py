@@ -102,7 +102,7 @@ def test_what_select_and_shuffle_chose_is_read_and_labels_have_their_names() -> 
     assert isinstance(source.labels, np.ndarray)
     assert (source.labels.tolist(), source.classes) == (dataset["label"][:], ("wolf", "cat"))
     assert contents(pickle.loads(pickle.dumps(source))) == contents(source)
-    assert source.names.tolist() != ArrowTable(pictures(40).shuffle(seed=2)).names.tolist()
+    assert source.facts != ArrowTable(pictures(40).shuffle(seed=2)).facts
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(source.read, range(20))) == contents(source)
 

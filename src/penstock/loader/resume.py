@@ -31,7 +31,7 @@ from penstock.loader.transforms.stages import name_of
 from penstock.plan import AccessPlan
 from penstock.plan.orders import LARGEST_EPOCH, CutOrder, DescribedOrder, Order, even_from
 from penstock.plan.serialise import write_order
-from penstock.store import PackedFiles, Selection, Source, labels_of
+from penstock.store import Numeric, PackedFiles, Selection, Source, labels_of
 from penstock.store.mixing import Mixed
 from penstock.trace.trace import JSON
 from penstock.units import is_integer
@@ -267,9 +267,10 @@ def _describe_order(order: Order, epochs: int) -> JSON:
 def describe_data(source: Any) -> dict[str, JSON]:
     """Return a digest of names, sizes and labels, not of where files are; of a data set that of its `indices`.
 
-    Of samples that share files it is of these files' names, in their order, and of where in them samples lie, too. Of a
-    selection it is of what that is of, and of which samples; of a mixture, of all that it is of; of the samples of a
-    source, mapped or not, of that source, and of the fields that `TarSamples` have.
+    Of samples that share files it is of these files' names, in their order, and of where in them samples lie, too, or
+    of which column they are. Of a selection it is of what that is of, and of which samples; of a mixture, of all that
+    it is of; of the samples of a source, mapped or not, of that source, and of the fields that `TarSamples` have; of
+    packed documents, of the data set that these are of, too.
     """
     digest, kind = xxhash.xxh3_128(), type(source).__name__
     if isinstance(source, Mixed):
@@ -281,7 +282,13 @@ def describe_data(source: Any) -> dict[str, JSON]:
         more: dict[str, JSON] = {"fields": _shortened(fields)} if fields else {}
         return described | {"kind": f"{kind} of {described['kind']}"} | more
     if isinstance(source, PackedDocuments):
-        return {"kind": kind, "indices": source.packing.digest()}
+        return {
+            "kind": kind,
+            "indices": source.packing.digest(),
+            "documents": describe_data(source.dataset),
+            "field": source.field,
+            "pad": int(source.pad),
+        }
     if not isinstance(source, Source):
         indices = np.asarray(getattr(source, "indices", ()))  # as PyTorch's Subset has them
         if indices.ndim != 1 or not indices.size or indices.dtype.kind not in "iu":
@@ -301,6 +308,12 @@ def describe_data(source: Any) -> dict[str, JSON]:
         digest.update(name.encode())
         add_array(digest, array)
     add_array(digest, getattr(source, "names", np.empty(0, np.uint8)))
+    if isinstance(source, Numeric):
+        numbers = source.numbers
+        digest.update(repr((numbers.dtype, numbers.shape, numbers.batch_dtype)).encode())
+    facts = getattr(source, "facts", "")
+    if isinstance(facts, str) and facts:  # a source of one's own may call something else so
+        digest.update(repr(facts).encode())
     if isinstance(source, PackedFiles):
         digest.update("\0".join(source.file_names()).encode("utf-8", "surrogateescape"))
         if source.catalog is not None and source.catalog.packed is not None:

@@ -64,7 +64,7 @@ class _EvenFiles(RowFiles):
         objects: Objects | None = None,
     ) -> None:
         begins = np.array(begins, np.int64)
-        facts = repr((numbers, step_bytes, begins, counts))
+        facts = repr((step_bytes, begins.tolist(), counts))
         super().__init__(place, files, counts, numbers, labels, facts=facts, objects=objects)
         origins, size = begins - self._firsts * step_bytes, np.array([self.sample_bytes])
         self._layout = Layout(self._ends, size, origins=origins, step_bytes=step_bytes)

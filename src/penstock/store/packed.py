@@ -99,6 +99,8 @@ class PackedFiles(Selectable, ABC):
 
     #: What there is, where that had to be listed.
     catalog: Catalog | None = None
+    #: What tells which part of the files the samples are, where sizes and offsets do not: a column, where rows begin.
+    facts: str = ""
     #: Where samples lie; None where `extents` is overridden, and alone says so.
     _layout: Layout | None = None
 

@@ -101,6 +101,7 @@ class ParquetFiles(DecodedFiles, CataloguedFiles):
         first = partial(_columns, self.files[0], sample, None, self.objects)
         columns = calls.one(self.files[0], first)
         self._column, self.is_text = columns.sample, columns.is_text
+        self.facts = columns.sample
         #: By file what its end says, of a few.
         self._metadata: dict[int, Any] = {}
         groups = self._offsets >> _PLACE_BITS

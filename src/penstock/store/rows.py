@@ -35,7 +35,7 @@ class RowFiles(PackedFiles):
     """Rows of numbers in files; made to be used by what knows where they lie, such as `Arrays`.
 
     counts: of each file, how many rows it has. numbers: of a row. labels: as in `Source`.
-    facts: what a run that resumes compares. objects: what reads addresses.
+    facts: of `PackedFiles`. objects: what reads addresses.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class RowFiles(PackedFiles):
         self.sample_bytes = math.prod(numbers.shape) * np.dtype(numbers.dtype).itemsize
         sizes_bytes = np.full(int(self._ends[-1]), self.sample_bytes, np.int64)
         sizes_bytes.flags.writeable = False
-        self.names = np.frombuffer(facts.encode(), np.uint8)
+        self.facts = facts
         labels = labels_of(labels, sizes_bytes.size)
         for array in labels.values() if isinstance(labels, dict) else [labels]:
             array.flags.writeable = False

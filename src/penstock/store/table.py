@@ -76,9 +76,9 @@ class ArrowTable(Selectable):
         has_none = not columns.label and not columns.labels and hasattr(self, "numbers")
         self.labels: Labels = {} if has_none else by_name.get("", by_name)
         self.labels, self.classes = in_classes(classes, self.labels, self.classes, self.describe)
-        #: What tells other choices of rows apart for a run that resumes.
-        digest = b"" if self._rows is None else xxhash.xxh3_128_digest(self._rows.tobytes())
-        self.names = np.frombuffer(digest, np.uint8)
+        #: What tells the samples from those of other columns, and of other rows; as `PackedFiles.facts`.
+        digest = "" if self._rows is None else xxhash.xxh3_128_hexdigest(self._rows.tobytes())
+        self.facts = f"{digest} {columns.sample}"
 
     def _find_columns(self, rows: Any, sample: str | None, label: ColumnLabel, pa: Any) -> Columns:
         check_names(sample=sample)
