@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.for_each import for_each
 
 from penstock.errors import StagingError
 from penstock.flow.staging import DeviceEvent, Field, Reference, StagingBuffer, are_small, slot_bytes
@@ -61,6 +62,18 @@ def test_fields_of_a_slot_do_not_overlap_and_are_aligned() -> None:
     assert not any(
         np.shares_memory(arrays[a], arrays[b]) for a in range(len(arrays)) for b in range(a + 1, len(arrays))
     )
+
+
+@for_each("size_bytes", [0, 8, 1000, 80_000, 1 << 17])
+def test_as_many_shared_slots_fit_as_memory_holds_of_them(size_bytes: int) -> None:
+    fields = (Field("row", (size_bytes,), np.dtype(np.uint8)),)
+
+    for count in range(1, 30):
+        buffer = StagingBuffer(fields, 1, count * slot_bytes(fields, 1), is_shared=True)
+        for _ in range(count):
+            buffer.grow()
+        assert not buffer.can_grow
+        buffer.close()
 
 
 def test_a_slot_comes_back_only_when_every_view_of_every_array_is_gone() -> None:

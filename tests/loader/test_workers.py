@@ -52,7 +52,7 @@ from penstock.loader.images import ImageDecoder
 from penstock.loader.processes import Processes, _Process
 from penstock.loader.transforms import RandomResizedCrop, Resize, ToTensor
 from penstock.policy import Load
-from penstock.store import JsonLines, open_source
+from penstock.store import Arrays, JsonLines, open_source
 from penstock.trace import read_trace
 from penstock.trace.schema import SOURCE
 
@@ -538,6 +538,19 @@ def test_an_object_that_changes_after_processes_have_a_copy_of_it_brings_threads
         for _ in range(4):  # what was read ahead
             list(loader)
         assert {int(pixel) for images, _ in loader for pixel in images[:, 0, 0, 0]} == {9}
+
+
+def test_loaders_of_any_memory_begin_where_slots_are_no_whole_pages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slots of 80,000 bytes in the one arena that processes would have, and samples are kept in the rest."""
+    monkeypatch.setattr("penstock.loader.setup.cpu_limit", lambda: (2, "of this test"))
+    np.save(tmp_path / "a.npy", np.zeros((1500, 1000)))
+    samples = SourceSamples(Arrays(tmp_path / "a.npy"))
+
+    for memory in range(1_000_000, 9_000_000, 500_000):
+        with load(samples, batch_size=10, epochs=2, memory=memory, policy="frequency") as loader:
+            assert loader._parts.staging.arena is not None
 
 
 def test_transforms_that_cannot_be_copied_stay_with_threads_by_a_line_that_says_why(pictures: Path) -> None:

@@ -77,23 +77,18 @@ def _aligned(nbytes: int) -> int:
 
 
 def slot_bytes(fields: Sequence[Field], batch_size: int) -> int:
-    """Return the size of a slot for batches of `batch_size` samples of these fields."""
-    return sum(_aligned(batch_size * field.sample_bytes) for field in fields)
+    """Return what a slot for batches of `batch_size` samples of these fields takes of memory, and of an arena.
+
+    Those of empty samples have a place, too. Large ones may be locked, which is done by the page: no page has parts of
+    two of them.
+    """
+    nbytes = max(_ALIGNMENT, sum(_aligned(batch_size * field.sample_bytes) for field in fields))
+    return nbytes if nbytes < _LEAST_PINNED_BYTES else -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 def slot_begin(fields: Sequence[Field], batch_size: int, slot: int) -> int:
     """Return where a slot begins in the arena that all slots share."""
-    return slot * _spacing(slot_bytes(fields, batch_size))
-
-
-def _spacing(nbytes: int) -> int:
-    """Return how far apart slots of so many bytes begin: those of empty samples have a place, too.
-
-    What is locked is locked by the page: no page has parts of two slots.
-    """
-    if nbytes < _LEAST_PINNED_BYTES:
-        return max(nbytes, _ALIGNMENT)
-    return -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+    return slot * slot_bytes(fields, batch_size)
 
 
 def are_small(fields: Sequence[Field]) -> tuple[bool, ...]:
@@ -227,10 +222,10 @@ class StagingBuffer:
         self._are_copied = are_small(fields)
         self._limit_bytes = limit_bytes
         self._device_event = device_event
-        spacing = _spacing(self.slot_bytes)
+        nbytes = max(limit_bytes, self.slot_bytes)
         #: Of all slots; None where each has its own.
-        self.arena = Arena(max(limit_bytes, spacing), is_shared=True, huge_pages=True) if is_shared else None
-        self._most_slots = math.inf if self.arena is None else self.arena.nbytes // spacing
+        self.arena = Arena(nbytes, is_shared=True, huge_pages=True) if is_shared else None
+        self._most_slots = math.inf if self.arena is None else nbytes // self.slot_bytes
         self._slots: list[_Slot] = []
         self._beside = beside
         self._pinning = None if self.slot_bytes < _LEAST_PINNED_BYTES else pinning
@@ -276,7 +271,7 @@ class StagingBuffer:
             )
         arena, begin = self.arena, slot_begin(self._fields, self._batch_size, len(self))
         if arena is None:
-            arena, begin = Arena(_spacing(self.slot_bytes), huge_pages=True), 0
+            arena, begin = Arena(self.slot_bytes, huge_pages=True), 0
         self._slots.append(_Slot(self._fields, self._batch_size, arena, begin))
         return len(self._slots) - 1
 
