@@ -6,6 +6,9 @@ import itertools
 import math
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,8 +17,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tests.for_each import for_each
 
+from penstock.loader import Loader, draws
 from penstock.loader.draws import SHUFFLE
-from penstock.plan import FullShuffle, bijection
+from penstock.plan import BundleShuffle, FullShuffle, Order, Scattered, Sequential, bijection
 from penstock.plan.bijection import FEISTEL_FROM, ROUNDS, BlockShuffle, round_keys, sides
 from penstock.plan.random import derive_key, draw_words
 
@@ -94,6 +98,34 @@ def test_small_orders_are_the_ids_sorted_by_their_random_words(
     out, other = np.empty((2, FEISTEL_FROM - 1), np.uint64)
     known = [loop(derive_key(0, "order"), epoch, 0, out, other) for epoch in (0, ALIKE_EPOCH)]
     assert known == [1, 0], "two words of the latter are alike in their upper 48 bits"
+
+
+@for_each(
+    ("order", "is_asked_for"),
+    [
+        (FullShuffle(20_000), True),
+        (BundleShuffle(60_000, bundle_ratio=0.8), True),
+        (Scattered(Sequential(20_000)), True),
+        (FullShuffle(9_000), False),
+        (FullShuffle(FEISTEL_FROM), False),
+        (BundleShuffle(60_000), False),
+        (Sequential(20_000), False),
+    ],
+)
+def test_a_loader_asks_for_the_loop_that_shuffles_where_its_order_is_shuffled_so(
+    monkeypatch: pytest.MonkeyPatch, order: Order, is_asked_for: bool
+) -> None:
+    monkeypatch.setattr(bijection, "_most_shuffled", 0)
+    asked = set[str]()
+    for name in ("DRAW", "SHUFFLE"):
+        monkeypatch.setattr(draws, name, SimpleNamespace(is_cached=False, ask=partial(asked.add, name)))
+
+    options: Any = {"batch_size": 8, "epochs": 1, "decoders": 1, "report": None}
+    with Loader(range(order.samples), shuffle=order, **options) as loader:
+        next(iter(loader))
+
+    assert ("SHUFFLE" in asked) == is_asked_for
+    assert ("DRAW" in asked) == (order.samples >= 10_000)
 
 
 def test_random_words_that_are_alike_in_front_are_sorted_by_all_of_their_bits(

@@ -31,9 +31,14 @@ _WORTH_COMPILING_SAMPLES, _WORTH_LOADING_SAMPLES = 10_000, 1_000
 
 
 def draw_compiled(samples: int) -> None:
-    """Have this process draw for so many samples by compiled code from here on, if that is there and worth it."""
-    for part, use in ((DRAW, random.use), (SHUFFLE, bijection.use)):
-        is_worth_loading = samples >= _WORTH_LOADING_SAMPLES and part.is_cached
-        is_worth_it = samples >= _WORTH_COMPILING_SAMPLES or is_worth_loading
+    """Have this process draw for so many samples by compiled code from here on, if that is there and worth it.
+
+    How many are shuffled in one block is known once the first samples of a plan have been asked for; orders that are
+    not shuffled so, and larger ones, need no loop for it.
+    """
+    uses = ((DRAW, random.use, samples), (SHUFFLE, bijection.use, bijection.most_shuffled()))
+    for part, use, count in uses:
+        is_worth_loading = count >= _WORTH_LOADING_SAMPLES and part.is_cached
+        is_worth_it = count >= _WORTH_COMPILING_SAMPLES or is_worth_loading
         if is_worth_it and (loop := part.ask()) is not None:
             use(loop)

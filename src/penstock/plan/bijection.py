@@ -46,6 +46,8 @@ _LONG_RUNS = 64
 
 #: Shuffles a block in place of NumPy, once there is such a function: see `use`.
 _shuffle: Callable[[int, int, int, NDArray[np.uint64], NDArray[np.uint64]], int] | None = None
+#: See `most_shuffled`.
+_most_shuffled = 0
 
 
 def use(shuffle: Callable[[int, int, int, NDArray[np.uint64], NDArray[np.uint64]], int]) -> None:
@@ -56,6 +58,11 @@ def use(shuffle: Callable[[int, int, int, NDArray[np.uint64], NDArray[np.uint64]
     """
     global _shuffle
     _shuffle = shuffle
+
+
+def most_shuffled() -> int:
+    """Return the size of the largest block that this process has shuffled by what `use` replaces; 0 for none."""
+    return _most_shuffled
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +149,11 @@ class BlockShuffle:
         return self._tables.get((epoch, begin, is_inverse), make)
 
     def _sorted(self, epoch: int, begin: int, end: int) -> Ids:
+        global _most_shuffled
         if end - begin > self.block:
             blocks = np.arange(begin, end) // self.block
             return np.lexsort((self._words(epoch, begin, end), blocks)).astype(np.int64, copy=False)
+        _most_shuffled = max(_most_shuffled, end - begin)
         if _shuffle is not None:
             found, other = np.empty(end - begin, np.uint64), np.empty(end - begin, np.uint64)
             if _shuffle(self._sort_key, epoch & 0xFFFFFFFF, begin, found, other):
