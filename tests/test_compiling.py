@@ -304,6 +304,23 @@ def test_kernels_that_are_compiled_at_the_same_time_or_later_are_reported_in_one
     )
 
 
+def test_the_line_is_for_the_first_who_wants_lines(
+    kernels: Kernels, lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loader of a validation is made with report=None, before that of the training."""
+    monkeypatch.setattr(compiling, "_is_told", False)
+    part, silent = kernels.part(), Lease(None)
+    part._report_compiling()
+
+    training = Lease(lines.append)
+    for _ in range(2):
+        part._report_compiling()
+
+    assert len(lines) == 1
+    for lease in (silent, training):
+        lease.close()
+
+
 def test_kernels_of_several_folders_are_compiled_ahead_side_by_side_and_those_of_one_by_one_process(
     kernels: Kernels, lines: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

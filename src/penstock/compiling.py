@@ -351,10 +351,10 @@ class Part:
         """Report once, in one line, that plain forms serve; what is compiled later is not reported."""
         global _is_told
         with _LEASES_LOCK:
-            was_told, _is_told = _is_told, True
+            if _is_told or _reporter() is None:  # who opens a lease later may want the line
+                return
+            _is_told = True
             parts = [part for part in PARTS if part is self or part._thread is not None]
-        if was_told:
-            return
         serving = {part._meanwhile for part in parts}
         meanwhile = self._meanwhile if len(serving) == 1 else "slower code does it"
         _report(
@@ -372,11 +372,16 @@ class Part:
 PARTS: list[Part] = []
 
 
-def _report(line: str) -> None:
-    """Pass a line to the report of one of the leases; print it if there is no lease. Never fail."""
+def _reporter() -> Callable[[str], None] | None:
+    """Return the report of one of the leases, `print_report` if there is no lease; None if no lease has one."""
     with _LEASES_LOCK:
         reports = {lease.report for lease in _LEASES} or {print_report}
-    report = next(iter(reports - {None}), None)
+    return next(iter(reports - {None}), None)
+
+
+def _report(line: str) -> None:
+    """Pass a line to whoever is to have it, see `_reporter`. Never fail."""
+    report = _reporter()
     if report is not None:
         with contextlib.suppress(Exception):
             report(line)
