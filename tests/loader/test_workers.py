@@ -49,6 +49,7 @@ from penstock.flow.work import Brought, Request
 from penstock.loader import Loader, LoaderConfig, SourceSamples, switching
 from penstock.loader.fetching import SourceFetcher
 from penstock.loader.images import ImageDecoder
+from penstock.loader.making import MakingDecoder
 from penstock.loader.processes import Processes, _Process
 from penstock.loader.transforms import RandomResizedCrop, Resize, ToTensor
 from penstock.policy import Load
@@ -401,6 +402,22 @@ class Busy:
         self.is_closed = True
 
 
+def noted_who_decodes(monkeypatch: pytest.MonkeyPatch, decoder: Any) -> set[Any]:
+    """Return where the number of each process that decodes comes to stand, and "thread" once one does."""
+    who = set[Any]()
+
+    def noted(call: Any, name: Callable[[Any], Any]) -> Callable[..., Any]:
+        def noting(self: Any, *given: Any) -> Any:
+            who.add(name(self))
+            return call(self, *given)
+
+        return noting
+
+    monkeypatch.setattr(_Process, "do", noted(_Process.do, lambda process: process._number))
+    monkeypatch.setattr(decoder, "decode", noted(decoder.decode, lambda _: "thread"))
+    return who
+
+
 @pytest.fixture
 def pictures(tmp_path: Path) -> Path:
     """A folder of 20 pictures in two classes, one of which is damaged."""
@@ -419,17 +436,7 @@ def test_they_take_turns_with_the_python_transforms_of_a_folder_too(
 ) -> None:
     monkeypatch.setattr(switching, "_COMPARED", 2)
     monkeypatch.setattr(switching, "_COMPARED_EVERY", 3)
-    who, do, decode = set[Any](), _Process.do, ImageDecoder.decode
-
-    def noted(call: Any, name: Callable[[Any], Any]) -> Callable[..., Any]:
-        def noting(self: Any, *given: Any) -> Any:
-            who.add(name(self))
-            return call(self, *given)
-
-        return noting
-
-    monkeypatch.setattr(_Process, "do", noted(do, lambda process: process._number))
-    monkeypatch.setattr(ImageDecoder, "decode", noted(decode, lambda _: "thread"))
+    who = noted_who_decodes(monkeypatch, ImageDecoder)
     arguments: Any = {
         "epochs": None,
         "transforms": [RandomResizedCrop(24), drawn],
@@ -467,11 +474,11 @@ def test_they_take_turns_with_what_a_data_set_makes_of_stored_bytes_too(
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
     samples = SourceSamples(JsonLines(tmp_path / "a.jsonl")).map(worker_data.of_line)
     arguments: Any = {"epochs": None, "shuffle": False, "memory": "64 MiB", "seed": 1, "on_error": "skip"}
-    found, pids = list[Any](), set[str]()
-    with load(samples, policy="frequency", **arguments) as loader:
-        while len(pids) < 3 or len(found) < 4:
+    who, found, reported = noted_who_decodes(monkeypatch, MakingDecoder), list[Any](), list[str]()
+    with load(samples, policy="frequency", report=reported.append, **arguments) as loader:
+        while len(who) < 3 or len(found) < 8:
+            assert not [line for line in reported if "from here on" in line or "and stay" in line], reported
             found.append(list(map(copied, loader)))
-            pids |= {pid for batch in found[-1] for pid in batch["pid"]}
         skipped = {(each.sample, each.name) for each in loader.skipped}
 
     with load(samples, workers="threads", **arguments) as loader:
@@ -511,6 +518,24 @@ def test_where_a_process_has_other_globals_than_the_program_no_batch_is_of_one_a
     assert "neither globals of the program nor later changes" in settled[0]
     assert len(settled) == 1
     assert levels == {77} or transform is not worker_data.by_global
+
+
+@pytest.mark.usefixtures("turns_without_end")
+@pytest.mark.parametrize("function", [worker_data.named_by_global, worker_data.described_by_global])
+def test_text_and_objects_of_a_process_are_compared_before_a_batch_has_them(
+    tmp_path: Path, function: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_data, "level", 77)
+    (tmp_path / "a.jsonl").write_text("\n".join(f'{{"n": {number}}}' for number in range(50)))
+    samples = SourceSamples(JsonLines(tmp_path / "a.jsonl")).map(function)
+    lines, expected, settled = list[str](), function({"n": 0})["text"], list[str]()
+
+    with load(samples, policy="frequency", epochs=None, memory="64 MiB", report=lines.append) as loader:
+        while not settled:
+            settled = [line for line in lines if "threads from here on" in line]
+            assert all(text == expected for batch in loader for text in batch["text"])
+
+    assert "makes other text or objects in the batch of" in settled[0]
 
 
 @pytest.mark.usefixtures("turns_without_end")
@@ -582,15 +607,25 @@ def test_threads_alone_decode_what_processes_could_not_or_are_not_to(
 
 def test_what_a_process_has_no_memory_to_decode_a_thread_decodes(pictures: Path) -> None:
     class Part(Busy):
-        def decode(self, load: Load, brought: Brought, *_: Any) -> list[Any]:
-            return [(index, DataError("too large")) for index, data in enumerate(brought.data) if data > 1]
+        def done(self, load: Load, brought: Brought, *_: Any) -> Any:
+            failed = [(index, DataError("too large")) for index, data in enumerate(brought.data) if data > 1]
+            return failed, "of a process"
 
     class Whole(Busy):
+        def apart(self) -> Any:
+            return self
+
+        def take(self, slot: int, rows: Any) -> str:
+            return "of a thread"
+
+        def put(self, slot: int, rows: Any, what: str) -> None:
+            kept.append((list(rows), what))
+
         def decode(self, load: Load, brought: Brought, *_: Any) -> list[Any]:
             decoded.append((list(brought.rows), brought.ids.tolist(), brought.data))
             return [(index, DataError("damaged")) for index, data in enumerate(brought.data) if data > 2]
 
-    decoded = list[Any]()
+    decoded, kept = list[Any](), list[Any]()
     whole: Any = Whole()
     part: Any = Part()
     source = SourceFetcher(open_source(str(pictures)), {})
@@ -599,8 +634,10 @@ def test_what_a_process_has_no_memory_to_decode_a_thread_decodes(pictures: Path)
     switch._processes = part
     switch._alike, switch._done_by_processes = 8, 1  # it is not compared
 
-    failed = switch.decode(NO_LOAD, Brought([4, 5, 6], np.array([10, 11, 12]), [1, 2, 3]), (), print)
+    load: Any = SimpleNamespace(slot=0)
+    failed = switch.decode(load, Brought([4, 5, 6], np.array([10, 11, 12]), [1, 2, 3]), (), print)
 
+    assert kept == [([4, 5, 6], "of a process"), ([5, 6], "of a thread")]
     assert decoded == [([5, 6], [11, 12], [2, 3])]
     assert [(index, str(error)) for index, error in failed] == [(2, "damaged")]
 

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from penstock.loader.structure import JsonObject
+
 COUNT, WIDTH = 50, 3000
 
 
@@ -37,8 +39,18 @@ class Mixed:
 
 
 def of_line(sample: dict[str, Any], rng: Any) -> dict[str, Any]:
-    """Return what `Mixed` has, of a line of JSON."""
-    return sample | {"draw": rng.random(3), "pid": f"{os.getpid()} {os.getpgid(0)}"}
+    """Return numbers and text of a line of JSON."""
+    return sample | {"draw": rng.random(3), "text": f"{sample['text']}, {rng.integers(1000)}"}
+
+
+def named_by_global(sample: dict[str, Any]) -> dict[str, Any]:
+    """Return the same numbers in every process, and text by a global."""
+    return sample | {"text": f"level {level}"}
+
+
+def described_by_global(sample: dict[str, Any]) -> dict[str, Any]:
+    """The same with an object of JSON."""
+    return sample | {"text": JsonObject({"level": level})}
 
 
 class SlowlyImported(Mixed):

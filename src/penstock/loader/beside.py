@@ -51,7 +51,7 @@ class Beside:
 
     Whoever brings a step's last rows joins them, so that the training's thread need not. Any thread may call it.
     joins: one for each part of a sample. memory: of arrays that these make.
-    A copy in another process begins empty.
+    A copy, in another process or here, begins empty.
     """
 
     def __init__(self, joins: Sequence[Join], memory: Reused) -> None:

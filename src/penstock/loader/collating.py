@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import sys
 import threading
@@ -138,6 +139,10 @@ class CollatingDecoder:
     def forget_all(self) -> None:
         """Keep no batch: nobody asks for one any more."""
         self._made, self._latest = {}, None
+
+    def apart(self) -> CollatingDecoder:
+        """See `MovableDecoder`."""
+        return copy.copy(self)
 
     def take(self, slot: int, rows: Sequence[int]) -> Any:
         """See `MovableDecoder`: the batch."""

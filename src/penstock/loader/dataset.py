@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -323,6 +324,12 @@ class SampleDecoder:
         return self._structure.build(
             next(stacked) if is_array else next(beside) for is_array in self._is_array
         )
+
+    def apart(self) -> SampleDecoder:
+        """See `MovableDecoder`."""
+        other = copy.copy(self)
+        other.beside = copy.copy(self.beside)  # which begins empty
+        return other
 
     def take(self, slot: int, rows: Sequence[int]) -> Any:
         """See `MovableDecoder`: what samples have beside the slot."""

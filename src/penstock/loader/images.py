@@ -188,8 +188,12 @@ class ImageDecoder:
             return arrays
         return {field.name: array for field, array in zip(self.fields, arrays, strict=True)}
 
+    def apart(self) -> ImageDecoder:
+        """See `MovableDecoder`: this one, as all that it writes is in the slot."""
+        return self
+
     def take(self, slot: int, rows: Sequence[int]) -> None:
-        """See `MovableDecoder`: all that it writes is in the slot."""
+        """See `MovableDecoder`."""
 
     def put(self, slot: int, rows: Sequence[int], what: None) -> None:
         """See `MovableDecoder`."""

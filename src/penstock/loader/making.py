@@ -51,6 +51,10 @@ class MakingDecoder:
     def finish(self, slot: int, arrays: tuple[NDArray[Any], ...], rows: Sequence[int]) -> Any:
         return self.decoder.finish(slot, arrays, rows)
 
+    def apart(self) -> MakingDecoder:
+        """See `MovableDecoder`."""
+        return MakingDecoder(self._fetcher, self.decoder.apart())
+
     def take(self, slot: int, rows: Sequence[int]) -> Any:
         """See `MovableDecoder`."""
         return self.decoder.take(slot, rows)

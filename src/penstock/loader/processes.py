@@ -242,7 +242,19 @@ class Processes(FetcherOver):
     def decode(
         self, load: Load, brought: Brought, arrays: tuple[NDArray[Any], ...], at: Callable[[int], None]
     ) -> list[tuple[int, Exception]]:
-        """Have this thread's process do a Load; see `Decoder`. Raises: DataError if the process has died."""
+        """Have this thread's process do a Load; see `Decoder`. Raises: as `done`."""
+        failed, others = self.done(load, brought, at)
+        self._decoder.put(load.slot, _without(brought.rows, [index for index, _ in failed]), others)
+        return failed
+
+    def done(
+        self, load: Load, brought: Brought, at: Callable[[int], None]
+    ) -> tuple[list[tuple[int, Exception]], Any]:
+        """Have this thread's process do a Load, and keep nothing of it beside the slot.
+
+        Returns: which samples failed, as `Decoder.decode`, and what the decoder there returned by `take`.
+        Raises: DataError if the process has died.
+        """
         self.begin()
         newest = self._version, self._plan, self._parts
         task = Task(
@@ -251,16 +263,13 @@ class Processes(FetcherOver):
         )
         with self._idlest() as process:
             answer = process.do(task, newest, at, self._describe, self._is_given_up)
-        self._decoder.put(
-            load.slot, _without(brought.rows, [index for index, _ in answer.failed]), answer.others
-        )
         failed = [(index, unpack(error)) for index, error in answer.failed]
-        if not self._reads_here:
-            return failed
-        return [
-            (index, located(error, int(brought.ids[index]), self._fetcher.describe))
-            for index, error in failed
-        ]
+        if self._reads_here:
+            failed = [
+                (index, located(error, int(brought.ids[index]), self._fetcher.describe))
+                for index, error in failed
+            ]
+        return failed, answer.others
 
     @contextlib.contextmanager
     def _idlest(self) -> Iterator[_Process]:

@@ -324,4 +324,6 @@ def _are_equal(one: Any, other: Any) -> bool:
         return left.shape == right.shape and left.tobytes() == right.tobytes()
     if isinstance(one, (bool, int, float, complex, str, bytes, type(None))):
         return one == other or one != one  # NaN is no difference
+    if isinstance(one, JsonObject | JsonArray):
+        return repr(one) == repr(other)  # nor is it there
     return True  # of other objects nobody knows what equal means

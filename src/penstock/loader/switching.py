@@ -7,7 +7,8 @@
 
 Either gives the same batches, so that a Load may be done by either. A copy of Python code may do something else: it has
 no global that the program set, and does not follow changes of objects. So threads decode the first Loads that processes
-have decoded, and one of many from there on, again: what a batch has is theirs, and a difference ends the processes.
+have decoded, and one of many from there on, again: what a batch has is theirs, and a difference in numbers, text or
+JSON ends the processes.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from penstock.flow.pieces import Pieces
 from penstock.flow.staging import Field
 from penstock.flow.work import Brought, Fetcher, FetcherOver, Request
 from penstock.loader.processes import THREADS_A_PROCESS, Processes, reads_here
+from penstock.loader.structure import is_same
 from penstock.loader.worker import MovableDecoder
 from penstock.policy import Load
 from penstock.units import format_count
@@ -172,12 +174,11 @@ class Switching(FetcherOver):
     ) -> list[tuple[int, Exception]]:
         """See `Decoder`."""
         chosen: Processes | None = self._choose() if self._reads_here else self._threads.chosen
-        decoder = self._decoder if chosen is None else chosen
         try:
-            failed = decoder.decode(load, brought, arrays, at)
             if chosen is not None and self._reads_here:
-                failed = self._checked(failed, load, brought, arrays, at)
-            return failed
+                return self._checked(chosen, load, brought, arrays, at)
+            decoder = self._decoder if chosen is None else chosen
+            return decoder.decode(load, brought, arrays, at)
         finally:
             with self._lock:
                 self._loaded += brought.ids.size
@@ -188,50 +189,59 @@ class Switching(FetcherOver):
 
     def _checked(
         self,
-        failed: list[tuple[int, Exception]],
+        processes: Processes,
         load: Load,
         brought: Brought,
         arrays: tuple[NDArray[Any], ...],
         at: Callable[[int], None],
     ) -> list[tuple[int, Exception]]:
-        """Return which samples failed, as `Decoder.decode`, where a process decoded a Load and says that these did.
+        """Have a process decode a Load of bytes; return which samples failed, as `Decoder.decode`.
 
-        A thread decodes these again, and all of them in a Load that is compared.
+        A thread decodes those again that failed there, and all of a Load that is compared.
         """
+        failed, theirs = processes.done(load, brought, at)
         with self._lock:
             count, self._done_by_processes = self._done_by_processes, self._done_by_processes + 1
             is_compared = self._alike < _COMPARED or count % _COMPARED_EVERY == 0
         in_process = dict(failed)
         which = list(range(brought.ids.size)) if is_compared else sorted(in_process)
+        if not is_compared:
+            self._decoder.put(load.slot, brought.rows, theirs)
         if not which:
             return failed
         rows = [brought.rows[index] for index in which]
-        theirs = [_bits(arrays, row) for row in rows]
+        bits = [_bits(arrays, row) for row in rows]
         again = Brought(rows, brought.ids[which], [brought.data[index] for index in which])
-        in_thread = {which[index]: error for index, error in self._decoder.decode(load, again, arrays, at)}
-        for index, row, its in zip(which, rows, theirs, strict=True):
+        decoder = self._decoder.apart()
+        in_thread = {which[index]: error for index, error in decoder.decode(load, again, arrays, at)}
+        ours = decoder.take(load.slot, rows)
+        self._decoder.put(load.slot, rows, ours)
+        for index, row, its in zip(which, rows, bits, strict=True):
             error = in_process.get(index)
             # A process has a part of the memory for decoding, and what takes more than that is DataError there alone.
             if index in in_thread or isinstance(error, DataError):
-                is_same = index not in in_thread or error is not None
+                is_right = index not in in_thread or error is not None
             else:
-                is_same = error is None and its == _bits(arrays, row)
-            if not is_same:
-                self._end_processes(int(brought.ids[index]), error)
+                is_right = error is None and its == _bits(arrays, row)
+            if not is_right:
+                what = "makes other values" if error is None else f"has {type(error).__name__}: {error}"
+                self._end_processes(int(brought.ids[index]), what)
                 break
         else:
-            with self._lock:
-                self._alike += is_compared
+            if is_compared and in_process.keys() == in_thread.keys() and not is_same(theirs, ours):
+                self._end_processes(int(brought.ids[0]), "makes other text or objects in the batch")
+            else:
+                with self._lock:
+                    self._alike += is_compared
         return sorted(in_thread.items())
 
-    def _end_processes(self, sample: int, error: Exception | None) -> None:
-        """Have threads do all from here on: of this sample a process has made something else, or has an error alone."""
+    def _end_processes(self, sample: int, what: str) -> None:
+        """Have threads do all from here on. what: a process does otherwise than a thread, of this sample."""
         with self._looking:
             if not self._in_use or self._is_closed:
                 return
             self._is_settled, self._alike = True, 0  # Loads that processes are at are compared, too
             self._use(processes=False)
-        what = "makes other values" if error is None else f"has {type(error).__name__}: {error}"
         self._report(
             f"threads from here on, as a worker process {what} of {self._fetcher.describe(sample)}: it has a copy of "
             "the transforms, which follows neither globals of the program nor later changes"

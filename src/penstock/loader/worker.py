@@ -125,6 +125,10 @@ def unpack(packed: PackedError) -> Exception:
 class MovableDecoder(Decoder, Protocol):
     """A decoder that can be pickled before it is used, and whose copy in another process writes to the same slots."""
 
+    def apart(self) -> MovableDecoder:
+        """Return one that decodes the same in this process, and has nothing but the slots in common with this one."""
+        ...
+
     def take(self, slot: int, rows: Sequence[int]) -> Any:
         """Return what it keeps of some rows that were decoded, besides their arrays, and keep it no longer."""
         ...
