@@ -372,7 +372,7 @@ def test_memory_for_less_than_one_picture_is_refused_with_what_it_takes(tmp_path
     transforms = [Resize((64, 64), antialias=False), ToTensor()]
 
     with pytest.raises(
-        ConfigError, match=r"a picture of 13.* MB while it is decoded need 14.* MB: give more"
+        ConfigError, match=r"a picture of 13.* MB while it is decoded need 15.* MB: give more"
     ):
         Loader(tmp_path / "large", batch_size=2, epochs=1, memory="4 MB", report=None, transforms=transforms)
 

@@ -364,7 +364,8 @@ def test_a_policy_by_name_or_ones_own_runs_and_is_predicted(
         assert (count > 12) == (len(kept) < 12)
     name = policy if isinstance(policy, str) else policy.name
     assert read_trace(tmp_path / "trace").meta["policy"] == name
-    assert lines[1].endswith(f"for later epochs (policy {name})" if kept else f"; policy {name}")
+    (said,) = [line for line in lines if f"policy {name}" in line]
+    assert said.endswith(f"for later epochs (policy {name})" if kept else f"; policy {name}")
 
 
 def test_a_run_without_end_chooses_by_its_first_epochs_and_drops_nothing(
