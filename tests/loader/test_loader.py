@@ -1441,6 +1441,14 @@ class TestChunks:
             return units, offsets - (ids == 65) * (asked[0] > 1), lengths
 
         chunks.extents = changing  # type: ignore[method-assign]
+        # As slow as the machine says: of a quick store samples are read one by one, by what is known then.
+        read_ranges = chunks.read_ranges
+
+        def slowly(*read: Any) -> None:
+            time.sleep(0.01)
+            read_ranges(*read)
+
+        chunks.read_ranges = slowly  # type: ignore[assignment, method-assign]
         with pytest.raises(
             DataError, match="unit 1, offset 263, 256 bytes, but before it said unit 1, offset 264"
         ):
