@@ -10,7 +10,7 @@ from penstock.cli.options import check_folder
 from penstock.cli.output import Table, add_command, add_output_options, long_work, show
 from penstock.cli.source_options import add_fields, add_source, opened_samples, opening
 from penstock.errors import ConfigError
-from penstock.units import format_count
+from penstock.units import format_count, format_names
 
 if TYPE_CHECKING:
     from penstock.loader.skips import SkipList
@@ -114,10 +114,11 @@ def _keys_lacking(found: SkipList) -> list[str]:
     """Return a line that says which keys some lines of JSON lack; nothing where all have the same."""
     if not found.lacking:
         return []
-    first = list(found.lacking.items())[:_MOST_KEYS]
-    keys = ", ".join(f"{key!r} ({format_count(count, 'line')})" for key, count in first)
-    more = f", and {len(found.lacking) - len(first):,} more" if len(found.lacking) > len(first) else ""
-    return [f"lines lack keys that others have, for which a loader wants defaults by optional=: {keys}{more}"]
+    keys = (f"{key!r} ({format_count(count, 'line')})" for key, count in found.lacking.items())
+    return [
+        "lines lack keys that others have, for which a loader wants defaults by optional=: "
+        f"{format_names(keys, _MOST_KEYS)}"
+    ]
 
 
 def _show(options: argparse.Namespace, found: SkipList, source: Source | TarSamples) -> None:

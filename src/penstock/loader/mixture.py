@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from functools import cache
 from inspect import Parameter, Signature
 from typing import Any
 
@@ -70,15 +71,18 @@ class _Item:
     """A function with a signature that names what it asks for."""
 
     def __init__(self, function: Callable[..., Any], asks: frozenset[str]) -> None:
-        self._function = function
-        kind = Parameter.POSITIONAL_OR_KEYWORD
-        asked = [
-            Parameter(name, kind, default=None) for name in sorted(asks)
-        ]  # each data set says what it needs
-        self.__signature__ = Signature([Parameter("sample", kind), *asked])
+        self._function, self.__signature__ = function, _signature(asks)
 
     def __call__(self, sample: Any, **given: Any) -> Any:
         return self._function(sample, **given)
+
+
+@cache  # of few sets of names: one is made for each sample that is asked for by itself
+def _signature(asks: frozenset[str]) -> Signature:
+    kind = Parameter.POSITIONAL_OR_KEYWORD
+    # Each data set says itself what it cannot do without.
+    asked = [Parameter(name, kind, default=None) for name in sorted(asks)]
+    return Signature([Parameter("sample", kind), *asked])
 
 
 def mix(

@@ -114,7 +114,7 @@ class Calibration:
                 f"CAUTION: {' and '.join(map(str, self.not_measured))} readers did too few reads to count. The rate "
                 f"had stopped growing before, so it is taken for the store's; more --seconds measures them too."
             )
-        if math.isinf(self.machine.preprocess_bytes_per_second):
+        if not self.machine.knows_decoding:
             lines.append("Decoding was not measured: predictions take it as free.")
         lines += [*(_describe(level) for level in self.levels), *more]
         return "".join(f"# {line}\n" for line in lines) + "\n" + self.machine.to_toml()

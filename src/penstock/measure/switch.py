@@ -173,7 +173,7 @@ def _predicted(trace: Trace, opened: Source, arguments: LoaderArguments) -> tupl
     on, notes = read_machine(config.machine, Calls()), []
     if not trace.is_complete:
         notes.append("the trace has not all of the run: these are its last steps")
-    if on is not None and config.transforms and math.isinf(on.preprocess_bytes_per_second):
+    if on is not None and config.transforms and not on.knows_decoding:
         on = replace(on, preprocess_bytes_per_second=decode_rate(opened, config.transforms))
         config = replace(config, machine=on)
         notes.append("how fast this host decodes was measured now; the machine does not say it")
