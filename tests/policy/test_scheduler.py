@@ -174,6 +174,10 @@ class FakeRuntime:
                     self.evicts.append(instruction)
                 case Load():
                     assert instruction.rows
+                    others = {load.batch for load in self.loads if load.slot == instruction.slot}
+                    assert others <= {instruction.batch} and not self.lent[instruction.slot], (
+                        "memory of another batch is written over"
+                    )
                     self.loads.append(instruction)
                 case Ready():
                     self.arrive(instruction)
@@ -337,6 +341,7 @@ def check_state(state: decisions.State) -> None:
         states = Counter(int(m[place + d.PLACE_STATE]) for place in places)
         offered = chain(m, m[slot + d.SLOT_FIRST], d.PLACE_NEXT)
         assert [m[place + d.PLACE_STATE] for place in offered] == [d.DECODABLE] * len(offered)
+        assert m[m[d.SLOTS] + m[slot + d.SLOT_INDEX]] == slot
         assert m[slot + d.SLOT_DECODABLE] == len(offered) == states[d.DECODABLE]
         assert m[slot + d.SLOT_LAST] == [-1, *offered][-1]
         assert m[slot + d.SLOT_RUNNING] == states[d.RUNNING]
@@ -574,6 +579,19 @@ def test_slots_that_are_added_while_samples_are_on_their_way_are_used(case: Case
         assert ready.failed == ()
         runtime.let_go(ready)
     assert set(runtime.loaded.values()) == {1}
+
+
+@pytest.mark.parametrize("has_tiers", [False, True])
+def test_batches_are_written_to_the_memory_of_those_before_them_where_the_training_takes_all_at_once(
+    has_tiers: bool,
+) -> None:
+    """Slots take memory once they are written; those that decoding never needs are left as they are."""
+    case = Case(60, 3, 2, 8, 2, 1, 10**6, 0, SLOW_SECONDS, 0.0, 7, has_tiers=has_tiers)
+    runtime, written = FakeRuntime(case), set[int]()
+
+    runtime.run(lambda ready: written.add(ready.slot))
+
+    assert len(written) <= 3
 
 
 @settings(max_examples=50)

@@ -213,7 +213,8 @@ COPY_RANK, COPY_TIER, COPY_STATE, COPY_LAST = 0, 1, 2, 3
 UNIT, OFFSET, FIRST, STEP = 0, 1, 2, 3
 PLACES, RUNS = 2, 4  # their columns
 (
-    SLOT_INDEX,  #: its number outside of here
+    SLOT_INDEX,  #: its number outside of here: whose memory it has
+    SLOT_HAD,  #: running number of the latest batch that was written there, and 1 more; 0: none was
     SLOT_PLACES,  #: its places, one behind the other
     SLOT_NUMBER,  #: running number of the batch
     SLOT_EPOCH,
@@ -228,7 +229,7 @@ PLACES, RUNS = 2, 4  # their columns
     SLOT_BEFORE,  #: its neighbours among the incomplete ones, or the free ones; -1 at the ends
     SLOT_AFTER,
     SLOT_COLUMNS,
-) = range(15)
+) = range(16)
 (
     PLACE_SLOT,
     PLACE_ROW,  #: in its batch
@@ -485,6 +486,8 @@ def _next_load(s: State, rank: int, begin: int) -> int:
     m[slot + SLOT_FIRST] = place
     if place < 0:
         m[slot + SLOT_LAST] = -1
+    if not _is_begun(m, slot):
+        _choose_memory(m, rank, slot)
     m[slot + SLOT_DECODABLE] -= count
     m[slot + SLOT_RUNNING] += count
     m[rank + DECODABLE_PLACES] -= count
@@ -502,6 +505,36 @@ def _next_load(s: State, rank: int, begin: int) -> int:
         m[at + 3 * count + k] = m[entry + ENTRY_REST] if entry >= 0 else STAGING
         m[at + 4 * count + k] = entry
     return at + LOAD_COLUMNS * count
+
+
+def _is_begun(m: Ints, slot: int) -> bool:
+    """Return whether samples of a batch that is incomplete were written to its slot, or are being written."""
+    is_begun: bool = m[slot + SLOT_RUNNING] > 0 or m[slot + SLOT_MISSING] < m[slot + SLOT_SIZE]
+    return is_begun
+
+
+def _choose_memory(m: Ints, rank: int, slot: int) -> None:
+    """Give a batch that is about to be written the memory that was written last, of what no other has.
+
+    Batches are staged as far ahead as there are slots, and the memory of a slot takes space once it is written: where
+    decoding is what takes longest, two or three do.
+    """
+    best, other = slot, m[rank + FIRST_FREE]
+    while other >= 0:
+        if m[other + SLOT_HAD] > m[best + SLOT_HAD]:
+            best = other
+        other = m[other + SLOT_AFTER]
+    other = m[rank + FIRST_SLOT]
+    while other >= 0:
+        if m[other + SLOT_HAD] > m[best + SLOT_HAD] and not _is_begun(m, other):
+            best = other
+        other = m[other + SLOT_AFTER]
+    index, had = m[slot + SLOT_INDEX], m[slot + SLOT_HAD]
+    m[slot + SLOT_INDEX], m[best + SLOT_HAD] = m[best + SLOT_INDEX], had
+    m[best + SLOT_INDEX] = index
+    m[m[rank + SLOTS] + m[slot + SLOT_INDEX]] = slot
+    m[m[rank + SLOTS] + index] = best
+    m[slot + SLOT_HAD] = m[slot + SLOT_NUMBER] + 1
 
 
 def load_size(s: State, rank: int) -> int:
