@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import pickle
+import re
 import threading
 from collections.abc import Callable
 from dataclasses import MISSING, FrozenInstanceError, fields, replace
@@ -20,7 +21,14 @@ import penstock
 import penstock.torch
 from penstock.errors import ConfigError, DataError
 from penstock.loader import Loader, LoaderArguments, LoaderConfig
-from penstock.loader.transforms import MixUp, Normalize, RandomHorizontalFlip, Resize, ToTensor
+from penstock.loader.transforms import (
+    MixUp,
+    Normalize,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    Resize,
+    ToTensor,
+)
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
 from penstock.plan import AccessPlan, Batches, BundleShuffle, Explicit, Sequential
 from penstock.policy.loading import Job, Loading, Staging
@@ -210,9 +218,11 @@ def machine(memory_bytes: int = 10**7, compute: Any = None) -> Machine:
         {"policy": "staging", "readers": 2, "decoders": 1},
         {"policy": Staging(), "dtype": "uint8", "transforms": [Resize((8, 8))]},
         {"machine": machine(memory_bytes=6000)},
+        {"transforms": [RandomResizedCrop(8), ToTensor()], "keep": "decoded", "memory": "1 MB"},
+        {"transforms": [Resize(8), ToTensor()]},
     ],
 )
-def test_a_configuration_is_predicted_as_its_loader_is_and_nothing_is_started_or_read(
+def test_a_configuration_is_predicted_as_its_loader_is_nothing_is_started_and_one_sample_read(
     image_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, arguments: dict[str, Any]
 ) -> None:
     config = LoaderConfig(
@@ -221,16 +231,21 @@ def test_a_configuration_is_predicted_as_its_loader_is_and_nothing_is_started_or
     )
     with Loader(config, report=None) as loader:
         expected = loader.predict(machine=machine(), step_seconds=0.01)
-    before = set(threading.enumerate())
+    before, reads, read = set(threading.enumerate()), list[int](), ImageFolder.read
+
+    def noted(source: ImageFolder, sample: int) -> bytes:
+        reads.append(sample)
+        return read(source, sample)
 
     with monkeypatch.context() as patched:
-        for name in ("read", "read_into"):
-            patched.setattr(ImageFolder, name, lambda *_: pytest.fail("a sample was read"))
+        patched.setattr(ImageFolder, "read", noted)
+        patched.setattr(ImageFolder, "read_into", lambda *_: pytest.fail("a sample was read"))
         patched.setattr("penstock.loader.samples.MemoryTier", lambda *_: pytest.fail("memory was taken"))
         patched.setattr("penstock.flow.engine.Engine", lambda *_: pytest.fail("an engine was made"))
         predicted = penstock.predict(config, machine(), step_seconds=0.01)
 
     assert set(threading.enumerate()) <= before
+    assert len(set(reads)) == 1
     assert predicted.meta == expected.meta
     assert np.array_equal(predicted.spans, expected.spans)
     assert predicted.spans.size
@@ -285,18 +300,25 @@ def test_more_memory_than_this_computer_has_can_be_predicted(image_folder: Calla
 
 def test_what_cannot_be_predicted_says_why(image_folder: Callable[..., Path]) -> None:
     root = image_folder()
-    for config, message in (
-        (LoaderConfig([np.zeros(2)], batch_size=1, epochs=1), "costs is known to its own code alone"),
-        (of_photos(root, transforms=[Resize(8), ToTensor()]), "transforms do not fix the shape of a sample"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            penstock.predict(config, machine(), step_seconds=0.01)
+    with pytest.raises(ConfigError, match="costs is known to its own code alone"):
+        penstock.predict(LoaderConfig([np.zeros(2)], batch_size=1, epochs=1), machine(), step_seconds=0.01)
     with pytest.raises(
         ConfigError, match=r"config is of type AccessPlan; .*penstock\.simulate\.predict\(Job\(plan"
     ):
         penstock.predict(AccessPlan(Sequential(4), 2, 1), machine())  # type: ignore[arg-type]
     with pytest.raises(DataError, match="missing does not exist"):
         penstock.predict(of_photos(root / "missing"), machine(), step_seconds=0.01)
+
+
+def test_memory_that_does_not_hold_a_picture_while_it_is_decoded_is_refused_by_a_prediction_too(
+    image_folder: Callable[..., Path],
+) -> None:
+    config = of_photos(image_folder(images=2, width=1200, height=900, quality=5), memory="100 kB")
+
+    with pytest.raises(ConfigError, match="memory is 100 kB") as refused:
+        Loader(config, report=None)
+    with pytest.raises(ConfigError, match=re.escape(str(refused.value))):
+        penstock.predict(config, machine(), step_seconds=0.01)
 
 
 def test_a_source_of_ones_own_is_predicted_by_its_sizes_alone(image_folder: Callable[..., Path]) -> None:

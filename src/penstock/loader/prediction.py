@@ -40,12 +40,9 @@ def predict(
 ) -> Trace:
     """Return the trace that a loader of this configuration should leave, without making one.
 
-    Nothing is read but the source's listing, and the first sample of a data set whose bytes the loader reads, such as
-    `TarSamples` with `policy=`; no memory is taken for samples, and no thread stays. `Loader.predict` returns the same,
-    but for what the loader learned from its first sample: here that is taken for a photograph, so that a little more or
-    less memory is reserved for decoding. Where memory is short, this shifts the share of samples that is kept, and
-    memory that does not hold one picture while it is decoded is refused by the loader alone. And what local disks have
-    from earlier runs a loader alone knows.
+    Nothing is read but the source's listing, and the first sample where a loader learns from it, too: what a picture
+    takes while it is decoded, or the shape of a sample. No memory is taken for samples, and no thread stays.
+    `Loader.predict` returns the same, but that a loader alone knows what local disks have from earlier runs.
 
     config: its memory may be more than this computer has.
     machine: with measured costs, or its file; the loader's memory is put in the place of its storage classes.
@@ -55,8 +52,7 @@ def predict(
     epoch, step: where the run begins, as for `Loader.start`.
 
     Raises: ConfigError if one of the first two is not known, if the plan has no such step, for a data set that reads by
-        itself, and for transforms that do not fix the shape of a sample; DataError if the source or the file cannot be
-        read.
+        itself, and as `Loader`; DataError if the source or the file cannot be read.
     """
     if not isinstance(config, LoaderConfig):
         raise ConfigError(

@@ -124,10 +124,10 @@ def samples_of_source(
     runs: bool,
 ) -> Samples:
     """See `set_up`. probes: samples to look at. machine: with the ranks and decode threads of the run."""
-    whole = _pipeline(source, config, probes, calls if runs else None)
+    whole = _pipeline(source, config, probes, calls, runs=runs)
     pipeline, byte_values = _split(whole, config, front_end, has_masks=masks_of(source) is not None)
     sizes_bytes, labels = source.sizes_bytes, labels_of(source.labels, plan.samples)
-    first = _first_picture(source, probes[0], calls) if runs else None
+    first = _first_picture(source, probes[0], calls) if pipeline.is_visual else None
     masks = _masks(source, pipeline)
     processes = decoding_processes(config, pipeline, int(config.workers)) if config.is_in_processes else None
     mixing = None if config.mix_images is None else _mixing(config, pipeline, labels, masks)
@@ -422,18 +422,13 @@ def _mixing(
     return Mixing(config.mix_images, seed_of(config), pipeline.layout)
 
 
-def _pipeline(source: Source, config: LoaderConfig, probes: list[int], calls: Calls | None) -> Pipeline:
-    """Return what is done to the samples of a source. calls: what one is read with; None for a prediction."""
-    pipeline = pipeline_of(config, source, runs=calls is not None)
+def _pipeline(
+    source: Source, config: LoaderConfig, probes: list[int], calls: Calls, *, runs: bool
+) -> Pipeline:
+    """Return what is done to the samples of a source. calls: what one is read with, where it says their shape."""
+    pipeline = pipeline_of(config, source, runs=runs)
     if not pipeline.needs_probe:
         return pipeline
-    if calls is None:
-        raise ConfigError(
-            "transforms do not fix the shape of a sample, and no sample is read for a prediction: put "
-            "Resize((height, width)) or a crop among them (DecodeRaw takes shape=), or make a loader and ask its "
-            "predict()"
-        )
-
     drawn = set[str]()
 
     def probe(sample: int) -> None:

@@ -229,8 +229,8 @@ def set_up(
 
     calls: what the source and its first sample are read with.
     opened: the source and the plan over it, which a loader has from `open_together`; those of `open_run` unless given.
-    runs: False for a prediction. Then nothing is read but the source's listing, and the first sample is taken for a
-        photograph; of a data set whose bytes the loader reads it is made, and no other data set can be predicted.
+    runs: False for a prediction. Then no memory is taken, and no disk opened. A data set whose own code reads cannot be
+        predicted.
 
     Raises: ConfigError naming the argument that cannot work; DataError if the source or a disk cannot be opened.
     """
