@@ -49,7 +49,7 @@ from penstock.policy.runnable import NO_QUEUE, WriteQueue, shared_loading
 from penstock.ranks import Ranks, alone
 from penstock.ranks.descriptors import DescriptorExchange
 from penstock.store import FlatFolder, ImageFolder, MemoryTier, Source, disk
-from penstock.trace import Kind, read_trace
+from penstock.trace import SOURCE, Kind, read_trace
 
 SAMPLES, EPOCHS = 200, 3
 #: Each rank reads the first sample before it is known what all keep.
@@ -345,9 +345,17 @@ def test_ranks_read_each_others_disks_which_a_job_of_more_ranks_finds_again(
     check_reads(sources, found)
     assert (np.sum([source.reads for source in sources], axis=0) >= 1).all()
 
-    batches, sources, found = train(4, hosts=hosts, **options)
+    predicted = dict[int, NDArray[Any]]()
+
+    def predict(load: Loader) -> None:
+        predicted[load._parts.setup.rank] = load.predict(machine=machine(), step_seconds=0.01).spans
+
+    batches, sources, found = train(4, hosts=hosts, first=predict, **options)
 
     check_batches(batches)
+    for rank, spans in predicted.items():
+        read = spans["sample"][(spans["kind"] == Kind.READ) & (spans["place"] == SOURCE)]
+        assert np.isin(read, found[0].shared.kept[rank].samples).all()
     assert [misses_of(each) for each in found] == [0] * 4
     now = [sorted(each.samples) for each in found[0].shared.kept]
     assert now == [*(sorted(each.samples) for each in kept), [], []]

@@ -121,14 +121,15 @@ def predict_run(
             setup.form,
             None if sharing is None else sharing.ranks,
             first,
-            tiers_bytes=None if sharing is None else sharing.tiers_bytes,
+            None if sharing is None else sharing.held,
+            None if sharing is None else sharing.tiers_bytes,
         ),
         limits=setup.limits,
         policy=setup.policy,
         extents=setup.extents,
         step_seconds=step_seconds,
         maps_peers=sharing is None or sharing.shared.is_mapped,
-        held=setup.held,
+        held=setup.held if sharing is None else None,
         copied=setup.copied,
     )
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
 
 from penstock.errors import DataError
 from penstock.policy.placement import Shared
@@ -58,11 +61,13 @@ class Sharing:
     """What ranks of a host, or of the job, keep for each other.
 
     ranks: all that do, this one among them, ascending. tiers_bytes: by rank, what its tiers hold.
+    held: by rank, what an earlier run left on its disks; empty in a prediction without a loader.
     tier: the memory of this one; of blocks for crops. peers: of the others. Both None in a prediction.
     """
 
     shared: Shared
     ranks: tuple[int, ...]
     tiers_bytes: Mapping[int, Sequence[int]]
+    held: Mapping[int, NDArray[np.int64]] = field(default_factory=dict)
     tier: MemoryTier | BlockTier | None = None
     peers: RanksMemory | None = None

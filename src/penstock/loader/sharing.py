@@ -199,7 +199,7 @@ class Meeting:
             self._closing.callback(each.close)
         tier = self._new_tier(max(1, self._tiers_bytes[draft.rank][0]), log)
         self._closing.callback(tier.close)
-        self._sharing = Sharing(shared, ranks, self._job.tiers_bytes, tier)
+        self._sharing = Sharing(shared, ranks, self._job.tiers_bytes, self._job.held or {}, tier)
         #: Of each tier, memory or the file that has its samples, and its log.
         self._descriptors = [tier.arena.descriptor, log.arena.descriptor]
         for disk, each in zip(draft.disks, self._logs[1:], strict=True):

@@ -66,7 +66,7 @@ def new_state(
     hands_on: bool = False,
     spares: Sequence[NDArray[np.int64]] = (),
     last_batches: Sequence[NDArray[np.int32]] = (),
-    held: Mapping[int, NDArray[np.int64]] | None = None,
+    held: Mapping[int, Mapping[int, NDArray[np.int64]]] | None = None,
     promised: NDArray[np.int64] | None = None,
     maps_peers: bool = False,
     only: int | None = None,
@@ -81,7 +81,7 @@ def new_state(
     hands_on: samples have no home, but go from reader to reader.
     spares: of each rank, what follows where a sample that it keeps is read no more; empty where tiers drop nothing.
     last_batches: then, of each rank, the number of the last batch that has each of `kept`, `due` and `spares`, or -1.
-    held: by tier, samples that the only rank's tiers have from the start; those that no tier shall keep are passed by.
+    held: by rank and tier, samples that are there from the start; those that no tier shall keep are passed by.
     slots, local_batch: how many batch slots each rank has, all free, of so many samples.
     readers: moves under way at most of each rank, half of them for no batch. *_bytes: see `StagingLimits`.
     loads_all: a Load takes all that a batch has left.
@@ -108,7 +108,8 @@ def new_state(
     numbers[:, d.RANK] = deciding
     numbers[:, d.PACE] = each * floats.size + costs.size
     # Workers deal with no other ranks; and a disk may have all samples, so that none is read from the source.
-    if not (gives or reads_peers or any(ids.size for ids in (held or {}).values())):
+    found = [ids for tiers_of in (held or {}).values() for ids in tiers_of.values()]
+    if not (gives or reads_peers or any(ids.size for ids in found)):
         numbers[:, d.PROBES_LEFT] = _first_probes(costs, mean_bytes)
     numbers[:, d.HOLE_BYTES], lying = _where_samples_lie(extents, machine, mean_bytes)
     rows[:, : tiers + 2, d.PROBE] = 1
@@ -117,7 +118,8 @@ def new_state(
     extra = [Kept(spare, np.zeros(spare.size, np.int8)) for spare in spares]
     copy_begin, copies = _no_copies(samples) if hands_on else _copies(kept, due, extra, last_batches, samples)
     _promise(copy_begin, copies, promised)
-    _hold(copy_begin, copies, held or {}, only or 0)
+    for rank, by_tier in (held or {}).items():
+        _hold(copy_begin, copies, by_tier, rank)
     state = State(
         ints=ints,
         floats=np.tile(floats, ranks),
@@ -245,13 +247,13 @@ def _promise(
 
 
 def _hold(
-    copy_begin: NDArray[np.int64], copies: NDArray[np.int32], held: Mapping[int, NDArray[np.int64]], only: int
+    copy_begin: NDArray[np.int64], copies: NDArray[np.int32], held: Mapping[int, NDArray[np.int64]], rank: int
 ) -> None:
-    """Take note of what tiers of the only rank have already, whether they shall keep it or another one."""
+    """Take note of what tiers of a rank have already, whether they shall keep it or another one."""
     for tier, ids in held.items():
         is_held = np.zeros(copy_begin.size - 1, bool)
         is_held[ids] = True
-        mine = np.flatnonzero(np.repeat(is_held, np.diff(copy_begin)) & (copies[:, d.COPY_RANK] == only))
+        mine = np.flatnonzero(np.repeat(is_held, np.diff(copy_begin)) & (copies[:, d.COPY_RANK] == rank))
         copies[mine, d.COPY_STATE] = np.where(copies[mine, d.COPY_TIER] == tier, d.PRESENT, d.LEFT + tier)
 
 

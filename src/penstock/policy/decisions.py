@@ -1076,8 +1076,9 @@ def _best_origin(s: State, rank: int, sample: int, copy: int) -> int:
         if other == end:
             other = begin
         peer = s.copies[other, COPY_RANK]
-        if peer != number and s.copies[other, COPY_STATE] == PRESENT:
-            place = place_of(m[rank + TIERS], peer, s.copies[other, COPY_TIER])
+        tier = _tier_with(s, other)
+        if peer != number and tier != SOURCE:
+            place = place_of(m[rank + TIERS], peer, tier)
             by_then = expected_seconds(s, rank, place, nbytes)
             if by_then < least or (is_preferred and origin == SOURCE):
                 origin, least = place, by_then

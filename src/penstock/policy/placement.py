@@ -70,6 +70,16 @@ class Kept:
         tier_of[self.samples] = self.tiers
         return Placement(tier_of, self.samples)
 
+    def held_by_tier(self, held: NDArray[np.int64], disk: int) -> dict[int, NDArray[np.int64]]:
+        """Return by tier what is there from the start, of samples that an earlier run left on the rank's disks.
+
+        held: those samples; what no tier keeps is passed by. disk: the first tier that is one, which has what memory
+        keeps.
+        """
+        is_held = np.isin(self.samples, held)
+        samples, tiers = self.samples[is_held], np.maximum(self.tiers[is_held], disk)
+        return {tier: samples[tiers == tier] for tier in np.unique(tiers).tolist()}
+
 
 @dataclass(frozen=True, slots=True)
 class Shared:

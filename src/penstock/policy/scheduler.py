@@ -264,6 +264,7 @@ class Scheduler:
         #: None where tiers drop nothing, as where no reader could fill the space.
         drops = placement.spares is not None and limits.all_readers > 0
         self._dropping = Dropping(plan, rank, placement) if drops else None
+        only = 0 if shared is None else rank
         state = new_state(
             sizes_bytes,
             [placement.kept] if shared is None else shared.kept,
@@ -275,11 +276,11 @@ class Scheduler:
             own_bytes=limits.own_bytes,
             loads_all=limits.loads_all,
             extents=extents,
-            held=held,
+            held={only: held or {}},
             reads_peers=0 if shared is None else decisions.RATHER,
             maps_peers=shared is not None and shared.is_mapped,
             promised=None if shared is None else shared.promised,
-            only=0 if shared is None else rank,
+            only=only,
             spares=() if self._dropping is None else [self._dropping.spares],
             last_batches=() if self._dropping is None else [self._dropping.last_batches],
         )

@@ -139,7 +139,7 @@ class Agreed:
     stages: AHEAD, STORE_ON_DEMAND or ON_DEMAND of `_clock`.
     hits: int8[accesses], where samples have no home: the tier in which each read finds its own, or SOURCE. Else empty.
     heirs: int32[accesses], as `Clock.heirs`. copied: int8[samples], as `Clock.copied`.
-    spares, last_batches, promised, held: see `new_state`.
+    spares, last_batches, promised, held: see `new_state`; held by row of the ranks.
     """
 
     kept: Sequence[Kept]
@@ -154,7 +154,7 @@ class Agreed:
     spares: Sequence[NDArray[np.int64]] = ()
     last_batches: Sequence[NDArray[np.int32]] = ()
     promised: NDArray[np.int64] | None = None
-    held: Mapping[int, NDArray[np.int64]] = field(default_factory=dict)
+    held: Mapping[int, Mapping[int, NDArray[np.int64]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -581,7 +581,7 @@ def predict(
         default machine.compute says.
     first_ask_seconds: how long after the start of prefetching the training asks for its first batch.
     maps_peers: ranks that share map each other's memory; else it crosses the network.
-    held: by tier, int64[n], samples that it has from an earlier run; of a rank that shares nothing.
+    held: by tier, int64[n], samples that it has from an earlier run; where ranks share, the job says what all have.
     copied: by disk, bool[samples], of what memory keeps, what is written there, too.
 
     Raises: ConfigError where neither step_seconds nor machine.compute is known, or a list of them has another length
@@ -608,7 +608,7 @@ def predict(
         return Trace(np.empty(0, SPAN), about)
     read = steps_of(plan, ranks, [plan.string(each) for each in ranks], first)
     agreed = _agreed_by(chosen, job, rank, read, maps_peers=maps_peers)
-    agreed = replace(agreed, held=held or {}, copied=_copied_to(copied or {}))
+    agreed = replace(agreed, held=agreed.held or {0: held or {}}, copied=_copied_to(copied or {}))
     has_batch = np.diff(read.bounds[ranks.index(rank)]) > 0
     if limits.slots == 1 and np.count_nonzero(has_batch) > 1:
         raise ConfigError(
@@ -647,7 +647,15 @@ def _agreed_by(policy: LoadingPolicy, job: Job, rank: int, read: Steps, *, maps_
         return Agreed([placement.kept], spares=[placement.spares], last_batches=[last])
     shared = shared_by(policy, job)
     kept = [shared.kept[each] for each in job.sharing]
-    return Agreed(kept, reads_peers=decisions.RATHER, maps_peers=maps_peers, promised=shared.promised)
+    disks = [number for number, tier in enumerate(job.machine.storage) if number and not tier.is_memory]
+    held = {
+        row: kept[row].held_by_tier(job.held[each], disks[0])
+        for row, each in enumerate(job.sharing)
+        if job.held and each in job.held and disks
+    }
+    return Agreed(
+        kept, reads_peers=decisions.RATHER, maps_peers=maps_peers, promised=shared.promised, held=held
+    )
 
 
 def _copied_to(copied: Mapping[int, NDArray[np.bool_]]) -> NDArray[np.int8]:
