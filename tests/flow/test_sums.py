@@ -20,7 +20,7 @@ from penstock.flow.sums import SIGNATURE, SUMS, Sums
 from penstock.trace import NO_PEER, SOURCE, SPAN, Kind, Spans, epoch_metrics
 
 #: What a run of a loader has: few samples, flows and batches, so that they often are the same.
-KINDS = [*2 * [Kind.WAIT, Kind.DECODE], Kind.STEP, Kind.READ, Kind.HIT, Kind.SLOT, Kind.LOCK, 200]
+KINDS = [*2 * [Kind.WAIT, Kind.DECODE], Kind.STEP, Kind.READ, Kind.HIT, Kind.SLOT, Kind.START, Kind.LOCK, 200]
 
 
 @st.composite

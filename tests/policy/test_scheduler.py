@@ -175,9 +175,8 @@ class FakeRuntime:
                 case Load():
                     assert instruction.rows
                     others = {load.batch for load in self.loads if load.slot == instruction.slot}
-                    assert others <= {instruction.batch} and not self.lent[instruction.slot], (
-                        "memory of another batch is written over"
-                    )
+                    assert others <= {instruction.batch}, "two batches have one slot"
+                    assert not self.lent[instruction.slot], "a batch is written over"
                     self.loads.append(instruction)
                 case Ready():
                     self.arrive(instruction)

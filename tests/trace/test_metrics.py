@@ -278,7 +278,7 @@ def slow_causes(rows: list[Row], wait: Row) -> dict[Cause, float]:
                 best = row
         return best
 
-    causes = dict.fromkeys(Cause, 0.0)
+    causes, asked = dict.fromkeys(Cause, 0.0), wait
     if wait.step == -1:
         return {**causes, Cause.NO_BATCH: wait.end - wait.start}
     joint = [row for row in rows if row.kind == Kind.DECODE and row.bytes and row.step <= wait.step]
@@ -317,10 +317,14 @@ def slow_causes(rows: list[Row], wait: Row) -> dict[Cause, float]:
         else:
             cause = Cause.HAND_OVER
         causes[cause] += 1
+    if started := last(Kind.START, ("rank", "epoch", "step"), asked, wait.end):
+        both = max(0, min(started.end, wait.end) - max(started.start, wait.start))
+        causes[Cause.START] = min(both, causes[Cause.DECODE])
+        causes[Cause.DECODE] -= causes[Cause.START]
     return causes
 
 
-OF_BATCHES = [kind for kind in Kind if kind <= Kind.SLOT]
+OF_BATCHES = [*(kind for kind in Kind if kind <= Kind.SLOT), Kind.START]
 
 
 def random_row() -> st.SearchStrategy[Row]:
@@ -437,14 +441,15 @@ def test_a_loop_without_training_is_told_what_was_loaded_and_no_gain() -> None:
 
 
 def test_the_start_of_worker_processes_is_not_called_decoding() -> None:
-    (metrics,) = epoch_metrics(spans_of(DECODE, Row(1, 10), Row(10, 21, kind=Kind.STEP)))
+    def line_until(ready: float) -> str:
+        return line_of(DECODE, Row(1, ready, kind=Kind.START), Row(1, 10), Row(10, 21, kind=Kind.STEP))
 
-    assert limiting(metrics, starting_seconds=6.0) == (
+    assert line_until(7) == (
         "epoch 0: the start of worker processes limits it: waited 45.0 % of 20 s (6 s start of worker processes, "
         "2 s decode, 1 s hand-over); without, 1.82 x as fast"
     )
-    assert limiting(metrics, starting_seconds=3.0).startswith("epoch 0: decode limits it")
-    assert "(8 s start of worker processes, 1 s hand-over)" in limiting(metrics, starting_seconds=60.0)
+    assert line_until(4).startswith("epoch 0: decode limits it")
+    assert "(8 s start of worker processes, 1 s hand-over)" in line_until(10)
 
 
 def test_a_loop_that_hardly_does_anything_but_wait_is_told_its_time_a_step_and_no_gain() -> None:

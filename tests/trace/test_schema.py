@@ -34,5 +34,6 @@ def test_the_numbers_of_kinds_and_special_places_never_change() -> None:
         "LOCK": 11,
         "THREADS": 12,
         "NODE": 13,
+        "START": 14,
     }
     assert (SOURCE, STAGING, NO_PLACE, NO_EPOCH, NO_PEER, NO_FLOW) == (-1, 0, -128, -1, -1, 0)

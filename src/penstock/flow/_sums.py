@@ -19,7 +19,7 @@ from penstock.trace.schema import NO_PEER, NO_STEP, SOURCE, Kind
 
 _WAIT, _STEP, _READ, _HIT = int(Kind.WAIT), int(Kind.STEP), int(Kind.READ), int(Kind.HIT)
 _DECODE, _SLOT, _FIRST_BESIDE, _LAST_BESIDE = int(Kind.DECODE), int(Kind.SLOT), int(Kind.SAVE), int(Kind.LOAD)
-_LAST_KIND, _SOURCE, _NO_STEP, _NO_PEER = int(max(Kind)), SOURCE, NO_STEP, NO_PEER
+_START, _LAST_KIND, _SOURCE, _NO_STEP, _NO_PEER = int(Kind.START), int(max(Kind)), SOURCE, NO_STEP, NO_PEER
 #: A stage's number, as `Stage.of_number` takes it, is below it.
 STAGES = (_LAST_KIND + 1) << 9
 #: The keys by which spans are looked up.
@@ -30,7 +30,16 @@ _FIRST, _LAST, _STALL, _OWN, _CAUSES = 0, 1, 2, 3, 4
 _EPOCH, _STAGE, _CALLS, _OF_SAMPLES, _OF_BYTES = 0, 1, 2, 3, 4
 _SECONDS, _SLOWEST = 0, 1
 #: Columns of causes, in the order of `Cause`.
-_SOURCE_READ, _TIER_READ, _DECODING, _NO_SLOT, _HAND_OVER, _NO_BATCH, _UNSEEN = range(_CAUSES, _CAUSES + 7)
+(
+    _SOURCE_READ,
+    _TIER_READ,
+    _DECODING,
+    _NO_SLOT,
+    _STARTING,
+    _HAND_OVER,
+    _NO_BATCH,
+    _UNSEEN,
+) = range(_CAUSES, _CAUSES + 8)
 #: Steps loaded together that are looked for, at most.
 _MOST_JOINT = 4096
 #: Links followed for each span, at most: where many spans have one key, NumPy's sorting is quicker.
@@ -159,10 +168,17 @@ def add_causes(
     tier = (0.0 if is_from_source else reading) + overlap(hit_begin, hit_end, begin, end)
     decoding = overlap(granted, read_begin, begin, end) + overlap(read_end, hit_begin, begin, end)
     decoding += overlap(hit_end, decoded, begin, end)
+    started, starting = (
+        latest(words, times, _BY_BATCH, words[8 * wait + 5], rank, _START, end, table, links),
+        0.0,
+    )
+    if started >= 0:
+        starting = min(overlap(times[8 * started], times[8 * started + 1], begin, end), decoding)
     waiting = overlap(wanted, granted, begin, end)
     numbers[row, _SOURCE_READ] += source
     numbers[row, _TIER_READ] += tier
-    numbers[row, _DECODING] += decoding
+    numbers[row, _DECODING] += decoding - starting
+    numbers[row, _STARTING] += starting
     numbers[row, _NO_SLOT] += waiting
     numbers[row, _HAND_OVER] += end - begin - (source + tier + decoding + waiting)
 
@@ -213,7 +229,7 @@ def sum_spans(
         if kind == _DECODE:
             longest = max(longest, words[8 * span + 3])
         is_move = kind in (_READ, _HIT)
-        if step != _NO_STEP and (is_move or kind in (_DECODE, _SLOT)):
+        if step != _NO_STEP and (is_move or kind in (_DECODE, _SLOT, _START)):
             link(_BY_BATCH, words[8 * span + 5], span, table, links)
         if is_move:
             link(_BY_FLOW, words[8 * span + 4], span, table, links)

@@ -203,8 +203,8 @@ class Engine:
     finish: called at the end, when no thread records any more, or by a `close` that left threads which hang.
     """
 
-    #: How long the consumer has waited for batches in all, and while what loads was not ready. Its thread writes both.
-    _waited_seconds = _starting_seconds = 0.0
+    #: How long the consumer has waited for batches in all. Its thread writes it.
+    _waited_seconds = 0.0
     #: What the consumer's thread makes batches with; None before the first.
     _maker: _Maker | None = None
 
@@ -470,7 +470,11 @@ class Engine:
         finally:
             self._consumer_waits = None
             self._waited_seconds += self._clock() - begin
-            self._starting_seconds += silent - begin
+            if silent > begin:
+                epoch, step = key
+                self._recorder.ring(CONSUMER).record(
+                    Kind.START, begin, silent, epoch=epoch, step=step, samples=0
+                )
 
     def _pause(self, key: tuple[int, int], pause: float) -> None:
         """Wait to be woken, or for so long; record it where another thread's call holds the interpreter's lock."""
@@ -587,11 +591,6 @@ class Engine:
 
     def _fix_threads(self, count: int | None, now: float) -> None:
         self._scheduler.fix_threads(count)
-
-    @property
-    def starting_seconds(self) -> float:
-        """For how long the training has waited while what loads was not ready yet, as `is_starting` says."""
-        return self._starting_seconds
 
     @property
     def is_waited_for(self) -> bool:

@@ -32,8 +32,6 @@ class EpochLines:
         self._engine = engine
         #: What shows whether threads wait for the interpreter's lock: when last judged, and what was seen then.
         self._lock_use_before = self._lock_use = LockUse()
-        #: For how long the training had waited for processes to start when the last line was made.
-        self._starting_before = 0.0
         self._reported_threads, self._reported_readers = setup.limits.decoders, setup.limits.readers
         self._has_reported_alone = False
 
@@ -42,9 +40,7 @@ class EpochLines:
         # Whether a data set's code reads or computes is not seen here.
         is_of_data_set = self._setup.is_of_data_set
         names = ("the data set", "the data set") if is_of_data_set else ("storage", "decode")
-        starting = self._engine.starting_seconds - self._starting_before
-        self._starting_before += starting
-        line = limiting(metrics, *names, starting_seconds=starting)
+        line = limiting(metrics, *names)
         said = f"{self._threads()}{self._readers()}{self._lock(metrics)}{self._alone()}"
         return f"{line}{said}{retry_clause(metrics)}{skip_clause(skipped)}"
 

@@ -91,6 +91,7 @@ _OF_CAUSE = {
     Cause.TIER_READ: Reason.TIER_READ,
     Cause.DECODE: Reason.DECODE,
     Cause.NO_FREE_SLOT: Reason.NO_FREE_SLOT,
+    Cause.START: Reason.START,
     Cause.HAND_OVER: Reason.HAND_OVER,
     Cause.NO_BATCH: Reason.NO_BATCH,
     Cause.UNSEEN: Reason.UNSEEN,

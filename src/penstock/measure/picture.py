@@ -25,10 +25,10 @@ _ENDINGS = (".png", ".svg", ".pdf")
 
 
 class Colour:
-    """The palette of Okabe and Ito, which colour-blind readers can tell apart; and greys."""
+    """The palette of Okabe and Ito, which colour-blind readers can tell apart; a brown, and greys."""
 
     BLUE, SKY, GREEN, ORANGE, RED, PURPLE = "#0072B2", "#56B4E9", "#009E73", "#E69F00", "#D55E00", "#CC79A7"
-    YELLOW = "#F0E442"
+    YELLOW, BROWN = "#F0E442", "#7A4B26"
     INK, DARK, FAINT, PALE = "#222222", "#4A4A4A", "#8A8F96", "#C9CDD2"
     GRID = "#E6E8EB"
 

@@ -34,6 +34,7 @@ COLOUR_OF = {
     Cause.TIER_READ: Colour.ORANGE,
     Cause.DECODE: Colour.BLUE,
     Cause.NO_FREE_SLOT: Colour.PURPLE,
+    Cause.START: Colour.BROWN,
     Cause.HAND_OVER: Colour.GREEN,
     Cause.NO_BATCH: Colour.YELLOW,
     Cause.UNSEEN: Colour.DARK,

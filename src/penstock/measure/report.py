@@ -45,6 +45,7 @@ _COLOUR_OF = {
     Cause.TIER_READ: Colour.ORANGE,
     Cause.DECODE: Colour.BLUE,
     Cause.NO_FREE_SLOT: Colour.PURPLE,
+    Cause.START: Colour.SKY,
     Cause.HAND_OVER: Colour.GREEN,
     Cause.NO_BATCH: Colour.YELLOW,
     Cause.UNSEEN: Colour.INK,
@@ -58,6 +59,7 @@ _OF_KIND = {
     Kind.SLOT: Colour.PURPLE,
     Kind.RETRY: Colour.YELLOW,
     Kind.LOCK: Colour.INK,
+    Kind.START: Colour.GREY,
     Kind.NODE: Colour.GREEN,
 }
 _OF_SNAPSHOTS = {

@@ -10,8 +10,8 @@ moved or loaded. What brought its bytes is the read or hit of its flow. Where th
 for a group, whose bytes then came by several, the last one for its batch that ended before it was decoded.
 A batch of several steps is ready for all of them at once.
 Each phase counts as far as it overlaps the wait. Waiting for a read to begin counts as the read; waiting for a thread
-that decodes counts as decode, also where that thread reads by itself. A wait that ended without a batch has no such
-item and is a cause of its own.
+that decodes counts as decode, also where that thread reads by itself; but for the time in which worker processes were
+not ready. A wait that ended without a batch has no such item and is a cause of its own.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ _FLOW = ("rank", "flow")
 _SAMPLE = ("rank", "sample")
 # As plain numbers, see `penstock.trace.metrics`.
 _READ, _HIT, _DECODE, _SLOT = Kind.READ.value, Kind.HIT.value, Kind.DECODE.value, Kind.SLOT.value
+_START = Kind.START.value
 
 
 class Cause(StrEnum):
@@ -38,6 +39,7 @@ class Cause(StrEnum):
     TIER_READ = "tier read"
     DECODE = "decode"
     NO_FREE_SLOT = "no free slot"
+    START = "start of worker processes"
     HAND_OVER = "hand-over"
     #: No batch came: an error or an interrupt ended the wait, or the epoch was over.
     NO_BATCH = "no batch"
@@ -110,11 +112,15 @@ def critical_items(spans: Spans, waits: Spans) -> Critical:
 
     reading = overlap(read_begin, read_end)
     from_source = was_read & (read["place"] == SOURCE)
+    decoding = overlap(granted, read_begin) + overlap(read_end, hit_begin) + overlap(hit_end, decoded)
+    _, started = latest_of(choose_spans(spans, kind == _START), _BATCH, waits, end)
+    starting = np.minimum(overlap(started["start"], started["end"]), decoding)
     parts = {
         Cause.SOURCE_READ: np.where(from_source, reading, 0.0),
         Cause.TIER_READ: np.where(from_source, 0.0, reading) + overlap(hit_begin, hit_end),
-        Cause.DECODE: overlap(granted, read_begin) + overlap(read_end, hit_begin) + overlap(hit_end, decoded),
+        Cause.DECODE: decoding - starting,
         Cause.NO_FREE_SLOT: overlap(wanted, granted),
+        Cause.START: starting,
     }
     explained = np.sum(list(parts.values()), axis=0)
     parts[Cause.HAND_OVER] = np.where(seen, end - begin - explained, 0.0)

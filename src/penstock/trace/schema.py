@@ -32,6 +32,7 @@ class Kind(IntEnum):
     | `LOCK`   | a worker asks for the interpreter's lock .. has it        | -1     | 0       | 0       | none |
     | `NODE` | a kernel of a graph's run begins, or asks to wait .. has ended | its name | 1 | 0 | none |
     | `THREADS` | other numbers of threads, or slots, were found better, start == end | -1 | how many | 0 | see below |
+    | `START`  | the consumer asks .. worker processes are ready, or it has the batch | -1 | 0 | 0       | none |
 
     A group is what one call moved or loaded: one sample or many, all of one batch. `sample` is the first of them; the
     ids of the others are those recorded for its `flow`, if they were. A wait
@@ -62,6 +63,8 @@ class Kind(IntEnum):
     and of the batch slots in use, by which batches are read ahead, where it has none. With how many a run began, its
     header says.
 
+    `START` lies within the `WAIT` of its batch.
+
     `NODE` is a node, or a region of nodes that run as one function; its sample is the number of its name in the trace's
     names, its step the run's number. A region's number is followed by those of its nodes, whose names begin with a
     colon. Runs are the trace's steps, all of epoch 0; the last `STEP` of a run has as its bytes the most that
@@ -87,6 +90,7 @@ class Kind(IntEnum):
     LOCK = 11
     THREADS = 12
     NODE = 13
+    START = 14
 
 
 #: Worker of the training's own thread.

@@ -293,6 +293,7 @@ def _read(said: Mapping[str, Any]) -> EpochMetrics:
     if not all(0 <= bucket <= EDGES.size for each in stages.values() for bucket in each.counts):
         raise ValueError(f"a histogram has other buckets than 0 to {EDGES.size}")
     causes = {Cause(cause): float(seconds) for cause, seconds in said["stall_by_cause"].items()}
+    causes.setdefault(Cause.START, 0.0)  # which earlier versions counted as decoding
     if set(causes) != set(Cause):
         raise ValueError(f"it sums up stalls by {sorted(causes)}")
     numbers: dict[str, Any] = {name: int(said[name]) for name in ("epoch", "epochs", "samples", "steps")}

@@ -16,11 +16,10 @@ _LIMIT_OF = {
     Cause.TIER_READ: "storage",
     Cause.DECODE: "decode",
     Cause.NO_FREE_SLOT: "the staging buffer",
+    Cause.START: "the start of worker processes",
     Cause.HAND_OVER: "hand-over",
     Cause.UNSEEN: "the loader",
 }
-
-_STARTING = "start of worker processes"
 
 #: Share of waiting below which a better loader has nothing to offer.
 NOTHING_TO_GAIN = 0.01
@@ -43,14 +42,12 @@ def limiting(
     source: str = "storage",
     decode: str = "decode",
     *,
-    starting_seconds: float = 0.0,
     is_cut: bool = False,
 ) -> str:
     """Say in one line what limited an epoch, and by how much.
 
     source, decode: what to name where reads of the source, or decoding, limited it; one name where that is not known
         them apart, as inside a data set.
-    starting_seconds: of what counts as decoding, for how long at most worker processes were not ready yet.
     is_cut: the trace may break off within the epoch; the line then speaks of what was recorded alone.
 
     Below one part in twenty of waiting, the training itself is named: no loader could make it much faster. Saves that
@@ -75,9 +72,6 @@ def limiting(
     by_cause = {cause: part for cause, part in metrics.stall_by_cause.items() if cause != Cause.NO_BATCH}
     by_limit: dict[str, float] = {}
     by_name: dict[str, float] = {}
-    if (starting_seconds := min(starting_seconds, by_cause.get(Cause.DECODE, 0.0))) > 0.0:
-        by_cause[Cause.DECODE] -= starting_seconds
-        by_limit[f"the {_STARTING}"] = by_name[_STARTING] = starting_seconds
     for cause, part in by_cause.items():
         limit = {Cause.SOURCE_READ: source, Cause.DECODE: decode}.get(cause) or _LIMIT_OF[cause]
         by_limit[limit] = by_limit.get(limit, 0.0) + part
