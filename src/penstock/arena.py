@@ -16,6 +16,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.closing import Closeable
 from penstock.errors import ClosedError, ConfigError
 
 _MAP_FIXED = 0x10
@@ -34,7 +35,7 @@ _mmap.argtypes = (
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
-class Arena:
+class Arena(Closeable):
     """A mapping of zeros, whose pages the kernel supplies as they are first written.
 
     A private one is anonymous: a forked process has a copy of it. A shared one is a file without a name (memfd), with a
@@ -143,12 +144,6 @@ class Arena:
         self._mapping = None
         if self._close_descriptor is not None:
             self._close_descriptor()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _begin(self, mapping: mmap.mmap, descriptor: int, *, is_read_only: bool = False) -> None:
         self._mapping, self._is_read_only = mapping, is_read_only

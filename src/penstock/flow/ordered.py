@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
+from penstock.closing import Closeable
+
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -62,7 +64,7 @@ def _first_of(begun: deque[_Task[R]]) -> R:
     return result
 
 
-class Workers:
+class Workers(Closeable):
     """Threads that work for one caller at a time.
 
     None of them: the caller itself works, on each item when its turn comes.
@@ -148,9 +150,3 @@ class Workers:
                 self._changed.wait()
         for thread in self._threads:
             thread.join()
-
-    def __enter__(self) -> Workers:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

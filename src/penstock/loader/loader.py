@@ -18,11 +18,12 @@ import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import closing
 from functools import partial
-from typing import Any, NoReturn, Self, Unpack
+from typing import Any, NoReturn, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.closing import Closeable
 from penstock.compiling import Lease
 from penstock.errors import ConfigError, printable
 from penstock.flow.recorder import Recorder
@@ -51,7 +52,7 @@ from penstock.trace.file import check_writable, path_in_run
 from penstock.validate import check_count
 
 
-class Loader:
+class Loader(Closeable):
     """Batches of a training run, prefetched in the order that the seed fixes: as NumPy arrays, the large ones over the
     staging buffer without a copy.
 
@@ -198,12 +199,6 @@ class Loader:
         arrays = tuple(np.empty((0, *field.shape), field.dtype) for field in setup.decoder.fields)
         batch = front_end.present(setup.decoder.finish(-1, arrays, ()), setup.dtype_in_slot)
         return batch if front_end.device is None else front_end.device.move(batch)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """End all threads and give the memory back once no batch is referred to. Twice is harmless.

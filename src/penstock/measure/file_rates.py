@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.arena import Arena
+from penstock.closing import Closeable
 from penstock.errors import DataError
 from penstock.machine import Curve
 from penstock.measure.in_threads import Clock, repeat_until
@@ -133,7 +134,7 @@ def accesses(sample_bytes: float) -> tuple[Access, ...]:
     return tuple(dict.fromkeys(found))
 
 
-class ScratchFile:
+class ScratchFile(Closeable):
     """A file without a name in a folder, that nothing is left of however this process ends; or one that is there.
 
     name: of one that is there, to be read.
@@ -223,12 +224,6 @@ class ScratchFile:
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
-
-    def __enter__(self) -> ScratchFile:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _nameless(folder: Path) -> int:

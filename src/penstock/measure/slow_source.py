@@ -10,11 +10,12 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Self, cast
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.closing import Closeable
 from penstock.errors import ClosedError
 from penstock.store.group import Ids
 from penstock.store.labels import Labels
@@ -26,7 +27,7 @@ from penstock.validate import check_rate, check_seconds
 _MOST_LATE_SECONDS = 0.2
 
 
-class SlowSource:
+class SlowSource(Closeable):
     """Another source behind a latency per open and per read, which overlap, and one wire, which all share.
 
     A read waits `open_seconds + read_seconds`, then its bytes pass the wire after those of every read that
@@ -116,12 +117,6 @@ class SlowSource:
     def close(self) -> None:
         """Give back the memory that holds the wire's state; copies in other processes keep theirs."""
         self._wire.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _wait_for_wire(self, asked: float, size: int) -> None:
         now, thread = self._clock(), threading.get_ident()

@@ -11,8 +11,9 @@ import json
 import os
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
+from penstock.closing import Closeable
 from penstock.errors import ConfigError, FormatError
 from penstock.files import sync_folder
 from penstock.measure.sweep import Outcome, Task
@@ -20,7 +21,7 @@ from penstock.measure.sweep import Outcome, Task
 NAME = "points.jsonl"
 
 
-class KeptPoints:
+class KeptPoints(Closeable):
     """The finished tasks of a folder, of whatever sweeps; one process at a time writes.
 
     Raises: ConfigError if another process holds the folder, or it cannot be made; FormatError naming file and line of
@@ -80,12 +81,6 @@ class KeptPoints:
         if not self._is_closed:
             self._is_closed = True
             os.close(self._file)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _read(self) -> dict[str, Outcome]:
         data = self.path.read_bytes()

@@ -19,8 +19,9 @@ import socket
 import struct
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
+from penstock.closing import Closeable
 from penstock.errors import ConfigError
 from penstock.local_sockets import peer_of
 
@@ -32,7 +33,7 @@ _SECONDS = 5.0
 _STRANGERS = 64
 
 
-class DescriptorExchange:
+class DescriptorExchange(Closeable):
     """One rank's part. Twice closed is harmless; so is what was never received.
 
     Raises: ConfigError where no socket can be made.
@@ -109,12 +110,6 @@ class DescriptorExchange:
     def close(self) -> None:
         while self._sockets:
             self._sockets.pop().close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _new_socket(self) -> socket.socket:
         made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)

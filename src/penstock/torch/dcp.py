@@ -83,6 +83,7 @@ from penstock.checkpoint.state.tree import (
     write_mapping,
 )
 from penstock.checkpoint.writer import Blocked, Content, Job, OwnPart
+from penstock.closing import Closeable
 from penstock.errors import ConfigError, DataError, FormatError, RankError
 from penstock.flow.ordered import Workers
 from penstock.flow.recorder import Recorder
@@ -101,7 +102,7 @@ _PLAIN_BYTES = 64
 _MOST_GAPS = 16
 
 
-class StoreWriter(StorageWriter):
+class StoreWriter(Closeable, StorageWriter):
     """Writes DCP checkpoints as snapshots of a store. One for a training; it is used again for every save.
 
     Collectives are DCP's own: each rank writes its part, and the coordinator makes them a snapshot in `finish`. What
@@ -373,12 +374,6 @@ class StoreWriter(StorageWriter):
             self._opened.finish()
         finally:
             _unpickled.pop(self._identity, None)
-
-    def __enter__(self) -> StoreWriter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from penstock.closing import Closeable
 from penstock.graph.errors import (
     CancelledError,
     GraphError,
@@ -51,7 +52,7 @@ def _keep_freed_memory() -> None:
     torch.empty(_LARGEST_RAISING_BYTES, dtype=torch.uint8)
 
 
-class Session:
+class Session(Closeable):
     """Runs a graph.
 
         with Session(graph, seed=0) as session:
@@ -278,12 +279,6 @@ class Session:
     def _check_open(self) -> None:
         if self._is_closed:
             raise CancelledError("the session is closed")
-
-    def __enter__(self) -> Session:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def checked_seed(seed: Any) -> int:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 from penstock.child import start_child
+from penstock.closing import Closeable
 from penstock.errors import ConfigError
 from penstock.graph.workers.worker import Worker, brought_by, keep_freed_memory
 
@@ -16,7 +17,7 @@ from penstock.graph.workers.worker import Worker, brought_by, keep_freed_memory
 _START_SECONDS, _END_SECONDS = 120.0, 5.0
 
 
-class LocalWorkers:
+class LocalWorkers(Closeable):
     """Worker processes that end with this one, or with the `with` block.
 
         with LocalWorkers(2) as workers, WorkerSession(graph, workers.addresses, workers.secret) as session:
@@ -81,12 +82,6 @@ class LocalWorkers:
                 process.kill()
                 process.wait()
         self.processes.clear()
-
-    def __enter__(self) -> LocalWorkers:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def serve() -> None:

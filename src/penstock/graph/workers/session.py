@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any, Unpack
 
+from penstock.closing import Closeable
 from penstock.graph.model.dtypes import to_client
 from penstock.graph.model.graph import Graph
 from penstock.graph.model.node import Endpoint
@@ -34,7 +35,7 @@ from penstock.policy.graph_placement import Placement
 from penstock.report import print_report
 
 
-class WorkerSession:
+class WorkerSession(Closeable):
     """Runs a graph on workers.
 
         with WorkerSession(graph, {"/job:ps/task:0": "tcp://a:4242", ...}, secret) as session:
@@ -326,12 +327,6 @@ class WorkerSession:
         self._requests.close()
         if self._trace is not None:
             self._trace.close()
-
-    def __enter__(self) -> WorkerSession:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _count(statistics: Statistics, task: str, counted: Mapping[str, Any], placed: Mapping[str, str]) -> None:
