@@ -68,7 +68,7 @@ def add_explain(commands: Any) -> None:
 
 
 def _explain(options: argparse.Namespace) -> None:
-    from penstock.measure.explain import ADVICE, explain
+    from penstock.measure.explain import ADVICE, explain, moment_rows
     from penstock.measure.recorded import open_run
     from penstock.store import open_source
 
@@ -122,7 +122,8 @@ def _explain(options: argparse.Namespace) -> None:
                 f"for the measured {format_seconds(outlook.measured_seconds)}: trust the differences only roughly"
             )
     notes = [*(f"{reason}: {ADVICE[reason]}" for reason in found.notable), *notes]
-    tables = [table for table in (_reasons(found), _moments(found)) if table.rows]
+    worst = Table("The worst moments", *moment_rows(found))
+    tables = [table for table in (_reasons(found), worst) if table.rows]
     if outlook is not None:
         tables.append(_prospects(outlook))
     if run.sources:
@@ -300,34 +301,6 @@ def _reasons(found: Explanation) -> Table:
         if seconds > _WORTH_A_LINE * found.lost_seconds
     ]
     return Table("What was waited for", ("reason", "lost", "share", "batches"), rows)
-
-
-def _moments(found: Explanation) -> Table:
-    several = found.ranks > 1
-    rows = [
-        (
-            each.when,
-            *((str(each.rank),) if several else ()),
-            format_seconds(each.start_seconds),
-            format_seconds(each.seconds),
-            str(each.reason),
-            each.samples_text,
-            each.place,
-            format_seconds(each.read_seconds) if each.read_seconds else "",
-        )
-        for each in found.moments
-    ]
-    columns = (
-        "when",
-        *(("rank",) if several else ()),
-        "at",
-        "lost",
-        "reason",
-        "last sample",
-        "from",
-        "its read",
-    )
-    return Table("The worst moments", columns, rows)
 
 
 def _prospects(outlook: Outlook) -> Table:

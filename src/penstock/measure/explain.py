@@ -340,6 +340,25 @@ def explain(
     )
 
 
+def moment_rows(found: Explanation) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Return the columns of a table of the worst moments, for people, and its rows; ranks where there are several."""
+    ranks = ("rank",) if found.ranks > 1 else ()
+    rows = [
+        (
+            each.when,
+            *(str(each.rank) for _ in ranks),
+            format_seconds(each.start_seconds),
+            format_seconds(each.seconds),
+            str(each.reason),
+            each.samples_text,
+            each.place,
+            format_seconds(each.read_seconds) if each.read_seconds else "",
+        )
+        for each in found.moments
+    ]
+    return ("when", *ranks, "at", "lost", "reason", "last sample", "from", "its read"), rows
+
+
 def _facts_of(run: Run) -> _Facts:
     """Go through a run for what its waits are judged by. Raises: as `explain`."""
     of_snapshots: list[Spans] = []
@@ -588,7 +607,7 @@ def _seconds_a_sample(reads: Spans) -> Seconds:
 
 
 def _slower_share(run: Run, snapshots: Spans) -> float:
-    """Return by which share reads were slower beside snapshots that were written or drained; 0 where by little."""
+    """Return by which share reads were slower during snapshots that were written or drained; 0 where by little."""
     working = _working(snapshots)
     if not working.size:
         return 0.0
@@ -612,7 +631,7 @@ def _working(snapshots: Spans) -> Spans:
 
 
 def _slowed_by_snapshots(facts: _Facts, waits: Spans) -> Seconds:
-    """Return which share of each wait's reading is due to snapshots: how much slower reads were beside them."""
+    """Return which share of each wait's reading is due to snapshots: how much slower reads were during them."""
     if not facts.slower_share:
         return np.zeros(waits.size)
     seconds = np.maximum(waits["end"] - waits["start"], 1e-9)

@@ -16,7 +16,7 @@ from penstock.files import write_whole
 from penstock.measure import charts
 from penstock.measure.charts import Colour, Layer, Section, escaped
 from penstock.measure.compare import EpochPair, RunComparison, lay_over
-from penstock.measure.explain import ADVICE, Explanation, explain, place_name
+from penstock.measure.explain import ADVICE, Explanation, explain, moment_rows, place_name
 from penstock.measure.graph_page import sections_of_graph
 from penstock.measure.graph_steps import explain_graph
 from penstock.measure.recorded import Part, Run
@@ -111,7 +111,7 @@ class Report:
 
 
 def report_of(run: Trace | Run | None, devices: DeviceRecord | None = None) -> Report:
-    """Return the report of a run, of what a loader recorded and, beside it or alone, of what `penstock watch` did.
+    """Return the report of a run, of what a loader recorded and, with it or alone, of what `penstock watch` did.
 
     Raises: ConfigError if nobody waited for a batch in it, or there is neither.
     """
@@ -255,24 +255,11 @@ def _reasons(explained: Explanation) -> Section | None:
 
 
 def _moments(explained: Explanation) -> Section | None:
-    rows = [
-        (
-            each.when,
-            str(each.rank),
-            format_seconds(each.start_seconds),
-            format_seconds(each.seconds),
-            str(each.reason),
-            each.samples_text,
-            each.place,
-        )
-        for each in explained.moments
-    ]
-    columns = ("when", "rank", "at", "lost", "reason", "last sample", "from")
-    return Section("The worst moments", "", columns, rows) if rows else None
+    return Section("The worst moments", "", *moment_rows(explained)) if explained.moments else None
 
 
 def binned(spans: Spans, amounts: NDArray[np.float64], edges: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return float64[bins]: how much of each span's amount falls between edges, if it goes evenly while the span lasts.
+    """Return float64[bins]: how much of each span's amount falls between edges, if it is spread evenly over the span.
 
     What has no duration counts where it is. O((n + bins) log n).
     """
@@ -507,7 +494,7 @@ def _snapshots(trace: Trace) -> Section | None:
 
 
 class _Laid(NamedTuple):
-    """What is shown of a loader's run beside its prediction.
+    """What is shown of a loader's run and its prediction.
 
     first_epoch: in the run. stall_seconds: measured. waits: seconds of each, measured and predicted, in order.
     """
