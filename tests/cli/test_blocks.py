@@ -81,12 +81,12 @@ def test_a_log_is_imported_drawn_and_read_again_with_another_rule(
     assert data_phase(answer)["files"] == 2
 
 
-def test_the_string_of_chosen_phases_is_written_for_a_cache(
+def test_the_data_sets_sequence_is_written_for_a_cache(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = ["--import", str(LOGS / "random.fio"), "--format", "fio", "--data", "/tmp/example/data"]
 
-    main_blocks([*log, "--sequence", str(tmp_path / "requests.txt"), "--phases", "data,checkpoint"])
+    main_blocks([*log, "--sequence", str(tmp_path / "requests.txt")])
 
     assert (tmp_path / "requests.txt").read_text().split() == ["1", "2", "3", "4", "5"]
     capsys.readouterr()
@@ -97,7 +97,6 @@ def test_the_string_of_chosen_phases_is_written_for_a_cache(
     [
         ([], "no command is given"),
         (["--block-bytes", "0", "--", "true"], "--block-bytes is 0"),
-        (["--phases", "data,warm-up", "--", "true"], "'warm-up'; known are library, data"),
         (["--plot", "references.txt", "--", "true"], "which is no picture"),
         (["--sequence", "nowhere/requests.txt", "--", "true"], "there is no folder nowhere"),
         (["--format", "fio", "--", "true"], "says what --import reads"),
@@ -152,6 +151,6 @@ def test_an_empty_string_of_a_recording_is_refused(tmp_path: Path) -> None:
     out, string = tmp_path / "run.blocks", tmp_path / "string.txt"
     main_blocks(["--by", "opens", "--data", str(tmp_path / "data"), "--out", str(out), *job(tmp_path)])
 
-    with pytest.raises(ConfigError, match="would be empty: nothing of checkpoint was referenced"):
-        main_blocks(["--import", str(out), "--phases", "checkpoint", "--sequence", str(string)])
+    with pytest.raises(ConfigError, match="would be empty: nothing of the data set was referenced"):
+        main_blocks(["--import", str(out), "--data", str(tmp_path / "other"), "--sequence", str(string)])
     assert not string.exists()

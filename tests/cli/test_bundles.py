@@ -73,7 +73,7 @@ def test_one_class_needs_no_scattering(as_json: Any) -> None:
 def test_hits_become_seconds_of_the_store(as_json: Any) -> None:
     data = as_json(
         *("--samples", "10000", "--memory", "300 MB", "--sample-size", "100 kB", "--epochs", "10"),
-        *("--store-rate", "50 MB/s", "--spare-share", "0"),
+        *("--store-rate", "50 MB/s"),
     )
 
     assert data["setting"]["cache"] == 3000

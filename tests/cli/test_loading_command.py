@@ -79,14 +79,6 @@ def test_json_has_the_keys_that_its_help_documents(capsys: pytest.CaptureFixture
         assert len(run["stall_seconds_of_ranks"]) == run["ranks"] == 4
 
 
-def test_series_are_per_batch(capsys: pytest.CaptureFixture[str]) -> None:
-    (run,) = _json(capsys, "--policies", "naive", "--series")["results"]
-
-    assert len(run["step_end_seconds"]) == len(run["step_stall_seconds"]) == 30
-    assert run["step_end_seconds"][-1] == run["run_seconds"]
-    assert run["step_end_seconds"] == sorted(run["step_end_seconds"])
-
-
 def test_scaling_is_a_table_per_number_of_ranks(capsys: pytest.CaptureFixture[str]) -> None:
     runs = _json(capsys, "--policies", "lower-bound", "--scaling", "1,2,4")["results"]
 
@@ -141,7 +133,6 @@ def test_pictures_are_drawn_of_policies_and_of_scaling(
         (("--scaling", "0"), "--scaling is '0'"),
         (("--plot", "policies.txt"), "no picture"),
         (("--plot", "no/such/folder.png"), "there is no folder"),
-        (("--series",), "give --json as well"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_computed(

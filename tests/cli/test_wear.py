@@ -90,7 +90,7 @@ def test_the_table_names_what_is_missing_and_what_is_scaled(
 
 
 def test_a_stream_is_summed_up_by_phase(ssd: str, stream: str, capsys: pytest.CaptureFixture[str]) -> None:
-    run("--drive", ssd, "--recording", stream, "--every", "12 h", "--endurance", "1000", "--json")
+    run("--drive", ssd, "--recording", stream, "--every", "12 h", "--json")
 
     (data,) = printed(capsys)["results"]
     pages = -(-20_000_000 // 4_096)
@@ -101,7 +101,7 @@ def test_a_stream_is_summed_up_by_phase(ssd: str, stream: str, capsys: pytest.Ca
     assert data["bytes_per_day"] == pytest.approx(2 * pages * 4_096)
     life = data["lifetime"]
     assert life["even_bytes"] == pytest.approx(
-        data["written_bytes"] * 1_000 / data["erases_per_block"]["mean"]
+        data["written_bytes"] * 100_000 / data["erases_per_block"]["mean"]
     )
     assert life["even_years"] == pytest.approx(life["even_bytes"] / data["bytes_per_day"] / 365.25)
     assert life["first_block_bytes"] <= life["even_bytes"]
@@ -153,7 +153,7 @@ def test_the_writes_of_a_recording_are_run(
         "written_bytes": 3 * 4_096,
         "pages_beyond_drive": 0,
     }
-    assert "It tells of no delete and no TRIM" in capsys.readouterr().out
+    assert "It contains no delete and no TRIM" in capsys.readouterr().out
 
 
 def test_a_drive_that_nothing_was_erased_on_lasts_for_ever(
@@ -210,8 +210,6 @@ def test_pictures_are_drawn(ssd: str, stream: str, tmp_path: Path) -> None:
         (["--parameters", "1.5"], "--parameters is '1.5'"),
         (["--parameters", "1e15"], "'snapshot 1' needs .* pages, and .* are free"),
         (["--repeats", "0"], "--repeats is 0"),
-        (["--seed", "-1"], "--seed is -1"),
-        (["--endurance", "0"], "--endurance is 0"),
         (["--warm-up", "hot"], "warm-up is 'hot'; it must be one of sequential"),
         (["--recording", "{tmp}/bad.csv"], r"bad.csv, line 2: 'copy' is no operation"),
         (["--recording", "{stream}", "--models", "x"], "--recording and --models do not go together"),

@@ -9,14 +9,14 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.options import check_folder, parsed_names
+from penstock.cli.options import check_folder
 from penstock.cli.output import Table, add_output_options, check_plot, show
 from penstock.errors import ConfigError
 from penstock.units import format_bytes
 
 if TYPE_CHECKING:
     from penstock.measure.blocks import Recorded
-    from penstock.recordings.blocks import Phase, Recording
+    from penstock.recordings.blocks import Recording
 
 _OUT = Path("blocks.penstock")
 _MEANS = ("strace", "opens")
@@ -77,13 +77,7 @@ def blocks_parser() -> argparse.ArgumentParser:
         "--sequence",
         type=Path,
         metavar="FILE",
-        help="write the access sequence, for penstock simulate caches --recording",
-    )
-    parser.add_argument(
-        "--phases",
-        default="data",
-        metavar="NAMES",
-        help="phases in the sequence, with commas: library,data,checkpoint,other (%(default)s)",
+        help="write the data set's access sequence, for penstock simulate caches --recording",
     )
     parser.add_argument("--format", choices=_FORMATS, help="format of the logs; a recording needs none")
     add_output_options(parser)
@@ -150,7 +144,6 @@ def _import(options: argparse.Namespace, command: Sequence[str]) -> int:
 
 
 def _check(options: argparse.Namespace) -> None:
-    _phases(options)
     if options.block_bytes < 1:
         raise ConfigError(f"--block-bytes is {options.block_bytes}; a block has at least one: 4096 is a page")
     # Now, rather than when a training of days is over.
@@ -198,31 +191,20 @@ def _show(options: argparse.Namespace, recording: Recording, recorded: Recorded 
     )
     show(options, data, [table], _notes(recording, recorded, out))
     if options.sequence is not None:
+        from penstock.recordings.blocks import Phase
         from penstock.recordings.references import References, write_references
 
-        string = recording.string(block_bytes=options.block_bytes, phases=_phases(options))
+        string = recording.string(block_bytes=options.block_bytes, phases=[Phase.DATA])
         # After a command of hours its recording and its exit status are worth more than this error.
         if recorded is None and not string.numbers.size:
             raise ConfigError(
-                f"--sequence {options.sequence} would be empty: nothing of {options.phases} was referenced; see "
-                "--phases and --data"
+                f"--sequence {options.sequence} would be empty: nothing of the data set was referenced; see --data"
             )
         write_references(options.sequence, References.of(string.numbers))
     if options.plot is not None:
         from penstock.measure.plot_blocks import plot_blocks
 
         plot_blocks(recording, options.plot, block_bytes=options.block_bytes)
-
-
-def _phases(options: argparse.Namespace) -> list[Phase]:
-    from penstock.recordings.blocks import Phase
-
-    names = parsed_names(options.phases, "--phases")
-    known = [phase.name.lower() for phase in Phase]
-    for name in names:
-        if name not in known:
-            raise ConfigError(f"--phases names {name!r}; known are {', '.join(known)}")
-    return [Phase(known.index(name)) for name in names]
 
 
 def _notes(recording: Recording, recorded: Recorded | None, out: Path | None) -> list[str]:
@@ -239,7 +221,7 @@ def _notes(recording: Recording, recorded: Recorded | None, out: Path | None) ->
     mapped = recording.file_phases()[rows["file"][rows["access"] == Access.MAP]] == Phase.DATA
     if mapped.any():
         notes.append(
-            f"{mapped.sum():,} ranges of the data set were mapped into memory: which pages were read, nothing tells."
+            f"{mapped.sum():,} ranges of the data set were mapped into memory: which pages were read is not known."
         )
     if recording.unresolved:
         notes.append(

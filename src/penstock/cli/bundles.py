@@ -53,16 +53,12 @@ def add(commands: Any) -> None:
     run.add_argument("--memory", metavar="SIZE", help='30%% or 0.3 of the samples, their number, or "8 GB"')
     run.add_argument("--epochs", type=int, metavar="E", default=20, help="epochs to read (%(default)s)")
     run.add_argument("--batch-size", type=int, metavar="B", help="samples the rank reads per step (64)")
-    run.add_argument("--spare-share", metavar="SHARE", help="share of the cache that other data takes (2%%)")
     run.add_argument(
         "--store-rate", metavar="RATE", help='rate of the store, such as "200 MB/s": hits become seconds'
     )
     wish = parser.add_argument_group("the wish, one of them")
     wish.add_argument("--tolerate", metavar="SHARE", help="share of the randomness that may be lost (10%%)")
     wish.add_argument("--reach", metavar="SHARE", help="share of all reads that should hit")
-    parser.add_argument(
-        "--seed", type=int, default=0, metavar="SEED", help="seed of the counted replay (%(default)s)"
-    )
     add_output_options(parser)
 
 
@@ -80,7 +76,7 @@ def _run(options: argparse.Namespace) -> None:
     rate: float | None = given(options, "store_rate", parsed, parse_rate)
     if rate is not None and sample_bytes is None:
         raise ConfigError("--store-rate needs the size of a sample: give --sample-size, or --data")
-    counted = _counted(setting, found.beside, options.seed)
+    counted = _counted(setting, found.beside)
 
     def seconds(choice: Choice) -> float | None:
         if rate is None or sample_bytes is None:
@@ -117,7 +113,7 @@ def _setting(options: argparse.Namespace) -> tuple[Setting, NDArray[np.int64] | 
     """Return the setting, the labels by id where they are known, and the bytes of a sample where they are."""
     import numpy as np
 
-    from penstock.simulate.bundle_choice import SPARE_SHARE, Setting
+    from penstock.simulate.bundle_choice import Setting
 
     if (options.samples is None) == (options.data is None):
         raise ConfigError("give the data set by --samples or by --data, one of them")
@@ -148,7 +144,6 @@ def _setting(options: argparse.Namespace) -> tuple[Setting, NDArray[np.int64] | 
         _cache(options.memory, samples, sample_bytes),
         options.epochs,
         min(64, samples) if options.batch_size is None else options.batch_size,
-        SPARE_SHARE if options.spare_share is None else parsed_share("--spare-share", options.spare_share),
     )
     return setting, labels, sample_bytes
 
@@ -167,7 +162,7 @@ def _cache(text: str, samples: int, sample_bytes: float | None) -> int:
     return math.floor(nbytes / sample_bytes)
 
 
-def _counted(setting: Setting, choices: Sequence[Choice], seed: int) -> dict[int, float]:
+def _counted(setting: Setting, choices: Sequence[Choice]) -> dict[int, float]:
     """Hit ratio by bundle, counted, where that takes no more than seconds."""
     from penstock.plan import BundleShuffle
     from penstock.simulate.bundles import replayed_hit_shares
@@ -178,7 +173,7 @@ def _counted(setting: Setting, choices: Sequence[Choice], seed: int) -> dict[int
     counted = {}
     with progress("counting", len(bundles)) as done:
         for bundle, ratio in bundles.items():
-            order = BundleShuffle(setting.samples, seed, ratio)
+            order = BundleShuffle(setting.samples, 0, ratio)
             hits = replayed_hit_shares(order, setting.epochs, [setting.effective_cache])
             counted[bundle] = float(hits[0])
             done(len(counted))

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 _DESCRIPTION = """\
 Compares ways to read a data set from the shared store, each sample by itself or neighbours together, and ways to write
-it anew before the training, and says which pays. What a scattered read costs beside its bytes follows from the
+it anew before the training, and says which pays. What a scattered read costs in addition to its bytes follows from the
 machine's source: clients, sequential, random_read, request and latency (docs/howto/sequential-or-random.md).
 """
 _EPILOG = """\
 examples:
   penstock simulate layout scenario3 --sequential "500 MB/s"
-  penstock simulate layout cats.toml --files --order bundle:0.01 --request "5 ms" --plot layout.png
+  penstock simulate layout cats.toml --files --order bundle:0.01 --plot layout.png
 
 JSON: scenario, order, epochs, counted_epochs, counted_share; sample_bytes, window_samples, neighbour_share,
 request_seconds, sequential_bytes_per_second, hole_bytes; best; verdict[]; and results[] of name, epochs, once_seconds,
@@ -36,9 +36,7 @@ def add(commands: Any) -> None:
     parser = add_command(commands, "layout", _run, summary, _DESCRIPTION, _EPILOG)
     add_scenario_options(parser)
     parser.add_argument("--order", metavar="NAME", help=f"{ORDERS} (full)")
-    parser.add_argument(
-        "--files", action="store_true", help="each sample is a file, beside which nothing lies"
-    )
+    parser.add_argument("--files", action="store_true", help="each sample is a file of its own")
     parser.add_argument("--window", metavar="SIZE", help="bytes that a rank reads ahead (its staging buffer)")
     store = parser.add_argument_group("the store, in place of the machine's [source]")
     store.add_argument("--sequential", metavar="RATE", help="rate of consecutive reads, all clients together")
@@ -46,12 +44,8 @@ def add(commands: Any) -> None:
         "--random-read", metavar="SIZE", help="size of the reads that `clients` was measured with"
     )
     store.add_argument(
-        "--request", metavar="TIME", help="time that one read costs the store in addition to its bytes"
-    )
-    store.add_argument(
         "--latency", metavar="TIME", help="latency of each read; those of several reads overlap"
     )
-    store.add_argument("--write", metavar="RATE", help="rate of consecutive writes, all clients together")
     add_output_options(parser)
 
 
@@ -99,9 +93,7 @@ def _machine(options: argparse.Namespace, machine: Machine) -> Machine:
 
     written = {
         "sequential": given(options, "sequential", parsed, curve),
-        "write": given(options, "write", parsed, curve),
         "random_bytes": given(options, "random_read", parsed, parse_bytes),
-        "request_seconds": given(options, "request", parsed, parse_seconds),
         "latency_seconds": given(options, "latency", parsed, parse_seconds),
     }
     changes: dict[str, Any] = {field: value for field, value in written.items() if value is not None}

@@ -31,8 +31,7 @@ examples:
 JSON: scenario, repeats, and results[] of policy, ranks, is_runnable (by the loader of this version, else
 not_runnable_reason), run_seconds (mean of the repeats, null where the policy
 cannot run: see reason), run_seconds_by_repeat[], spread_seconds, reason; and of the first seed initial_stall_seconds,
-stall_seconds_of_ranks[], store_read_bytes, data_set_bytes, shares{}; with --series also step_end_seconds[] and
-step_stall_seconds[] (mean over ranks).
+stall_seconds_of_ranks[], store_read_bytes, data_set_bytes, shares{}.
 """
 
 
@@ -53,7 +52,6 @@ def add(commands: Any) -> None:
         help="repeat K times, with seeds from --seed on (%(default)s)",
     )
     parser.add_argument("--scaling", metavar="RANKS", help="strong scaling over these numbers, with commas")
-    parser.add_argument("--series", action="store_true", help="put every batch into the JSON")
     add_output_options(parser)
 
 
@@ -64,8 +62,6 @@ def _run(options: argparse.Namespace) -> None:
     from penstock.measure.policies import run_policies
     from penstock.simulate.policies import POLICY_NAMES
 
-    if options.series and not options.json:
-        raise ConfigError("--series puts every batch into the JSON: give --json as well")
     scenario = scenario_from(options)
     if options.repeats < 1:
         raise ConfigError(f"--repeats is {options.repeats}; at least 1 is needed")
@@ -215,8 +211,5 @@ def _as_json(options: argparse.Namespace, scenario: Scenario, runs: Sequence[Pol
                 "data_set_bytes": row.total_bytes,
                 "shares": row.shares(),
             }
-            if options.series:
-                entry["step_end_seconds"] = result.step_end_seconds.tolist()
-                entry["step_stall_seconds"] = result.step_stall_seconds.mean(axis=1).tolist()
         entries.append(entry)
     return {"scenario": scenario.name, "repeats": options.repeats, "results": entries}

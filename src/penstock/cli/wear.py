@@ -27,7 +27,7 @@ models that come with Penstock, scaled to --parameters.
 _EPILOG = """\
 examples:
   penstock simulate wear --parameters 2e8 --every "30 min" --plot wear.png
-  penstock simulate wear --models text-gpt --drive my-ssd.toml --every "30 min" --endurance 3000
+  penstock simulate wear --models text-gpt --drive my-ssd.toml --every "30 min"
   penstock trace blocks --out run.blocks -- python train.py && penstock simulate wear --recording run.blocks
   penstock simulate wear --recording writes.csv --per-day "2 TB" --warm-up random
 
@@ -63,9 +63,6 @@ def add(commands: Any) -> None:
     drive.add_argument(
         "--warm-up", default="sequential", metavar="HOW", help="sequential, random or none (%(default)s)"
     )
-    drive.add_argument(
-        "--seed", type=int, default=0, metavar="SEED", help="seed of a random warm-up (%(default)s)"
-    )
     snapshots = parser.add_argument_group("snapshots")
     snapshots.add_argument(
         "--models", metavar="NAMES", help="recorded models, with commas: digits-cnn, text-gpt (all)"
@@ -83,9 +80,6 @@ def add(commands: Any) -> None:
     life.add_argument(
         "--repeats", type=int, default=1, metavar="N", help="repeat the workload N times (%(default)s)"
     )
-    life.add_argument(
-        "--endurance", type=int, metavar="CYCLES", help="erases a block is good for (the drive's)"
-    )
     rate = life.add_mutually_exclusive_group()
     rate.add_argument("--per-day", metavar="SIZE", help='bytes written a day, as "500 GB"')
     rate.add_argument("--every", metavar="TIME", help='time from file to file, as "25 min"')
@@ -98,38 +92,28 @@ def _run(options: argparse.Namespace) -> None:
     refuse_together(options, "recording", ("models", "parameters", "encodings", "snap_dis"))
     if options.repeats < 1:
         raise ConfigError(f"--repeats is {options.repeats}; everything runs at least once")
-    if options.seed < 0:
-        raise ConfigError(f"--seed is {options.seed}; it must be zero or more")
     ssd = _ssd(options)
     if options.recording is not None:
         stream, recorded = _stream(options.recording, ssd)
-        _run_stream(options, stream, recorded, warm_drive(ssd, options.warm_up, seed=options.seed))
+        _run_stream(options, stream, recorded, warm_drive(ssd, options.warm_up))
     else:
         models = _models(options)
-        _run_methods(options, models, warm_drive(ssd, options.warm_up, seed=options.seed))
+        _run_methods(options, models, warm_drive(ssd, options.warm_up))
 
 
 def _ssd(options: argparse.Namespace) -> Ssd:
-    from dataclasses import replace
-
     from penstock.machine.ssd import Ssd
 
     if options.drive == "paper":
-        ssd = Ssd.paper()
-    else:
-        try:
-            ssd = Ssd.from_toml(read_text(Path(options.drive)))
-        except FileNotFoundError:
-            raise ConfigError(
-                f"--drive {options.drive}: there is no such file; the built-in one is paper"
-            ) from None
-        except ConfigError as error:
-            raise ConfigError(f"--drive {options.drive}: {error}") from None
-    if options.endurance is None:
-        return ssd
-    if options.endurance < 1:
-        raise ConfigError(f"--endurance is {options.endurance}; a block is good for at least 1 erase")
-    return replace(ssd, rated_cycles=options.endurance)
+        return Ssd.paper()
+    try:
+        return Ssd.from_toml(read_text(Path(options.drive)))
+    except FileNotFoundError:
+        raise ConfigError(
+            f"--drive {options.drive}: there is no such file; the built-in one is paper"
+        ) from None
+    except ConfigError as error:
+        raise ConfigError(f"--drive {options.drive}: {error}") from None
 
 
 def _stream(path: Path, ssd: Ssd) -> tuple[Stream, RecordedWrites | None]:
@@ -175,7 +159,7 @@ def _models(options: argparse.Namespace) -> list[SnapshotSizes]:
 def _life(
     options: argparse.Namespace, stream: Stream, result: WearResult
 ) -> tuple[Lifetime | None, float | None]:
-    """Return what is left to write, None where endurance or wear is not known; and the bytes of a day."""
+    """Return what is left to write, None where the drive has no `rated_cycles`; and the bytes of a day."""
     from penstock.machine.ssd import lifetime
     from penstock.simulate.wear import written_per_day
     from penstock.units import parse_bytes, parse_seconds
@@ -408,7 +392,7 @@ def _stream_notes(result: WearResult) -> list[str]:
             "long run."
         )
     if result.ssd.rated_cycles is None:
-        notes.append("How long the drive lasts needs --endurance, or rated_cycles in its file.")
+        notes.append("How long the drive lasts needs rated_cycles in its file.")
     return notes
 
 

@@ -332,14 +332,13 @@ class WearResult:
 WARM_UPS = ("sequential", "random", "none")
 
 
-def warm_drive(ssd: Ssd, how: str = "sequential", *, seed: int = 0) -> Drive:
+def warm_drive(ssd: Ssd, how: str = "sequential") -> Drive:
     """Return a drive as it is when a stream begins; nothing is counted yet.
 
     how: "sequential": written over once in a row, as the paper's (see `Drive.warm_up`); "random": then, page by
         page, as many pages again as the host can see, drawn uniformly; "none": as it was bought. In the first two
         every page holds data that the drive takes for valid, though no file of the stream has it: space that
         earlier files left without a TRIM, or somebody else's files.
-    seed: of the random pages.
     Raises: ConfigError listing the known ways.
     """
     if how not in WARM_UPS:
@@ -349,7 +348,7 @@ def warm_drive(ssd: Ssd, how: str = "sequential", *, seed: int = 0) -> Drive:
         return drive
     drive.warm_up()
     if how == "random":
-        random = generator_for(derive_key(seed, "wear: random warm-up"), 0, 0)
+        random = generator_for(derive_key(0, "wear: random warm-up"), 0, 0)
         for begin in range(0, ssd.exported_pages, _RUNS_AT_ONCE):
             count = min(_RUNS_AT_ONCE, ssd.exported_pages - begin)
             pages = random.integers(0, ssd.exported_pages, count)
