@@ -1,6 +1,6 @@
 # The commands of the project; each sets up what it needs by itself, once, in .venv.
 #
-#   make demo         train beside PyTorch's own loader on a slow store, and compare
+#   make demo         train against PyTorch's own loader on a slow store, and compare
 #   make test         every test that needs nothing but Python packages
 #   make test-slow    those that take too long for every run: once a week, and before a release
 #   make test-system  the tests that need the Debian packages of packages.txt

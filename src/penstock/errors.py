@@ -52,7 +52,7 @@ def given_beside(config: object, arguments: Iterable[str]) -> ConfigError:
     """Return what to raise where arguments are given next to a configuration, which has all of them."""
     names = ", ".join(arguments)
     return ConfigError(
-        f"{names} given beside a {type(config).__name__}, which has all arguments: change it by "
+        f"{names} given with a {type(config).__name__}, which has all arguments: change it by "
         f"dataclasses.replace(config, {names}=...)"
     )
 

@@ -50,7 +50,7 @@ def kernel(function: Callable[P, R]) -> Callable[P, R]:
 
 
 class _Folder(_CacheLocator):
-    """Where numba keeps a kernel: with those that are compiled ahead, not beside the source, which a clone lacks."""
+    """Where numba keeps a kernel: with those that are compiled ahead, not next to the source, which a clone lacks."""
 
     def __init__(self, path: Path, source: Path, line: int) -> None:
         self._path, self._source, self._line = path, source, line

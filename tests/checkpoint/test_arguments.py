@@ -266,7 +266,7 @@ def test_a_configuration_opens_several_stores_and_is_equal_to_one_like_it(tmp_pa
 
 def test_a_configuration_stands_alone_and_unknown_arguments_are_named(tmp_path: Path) -> None:
     config = StoreConfig(tmp_path)
-    with pytest.raises(ConfigError, match=r"^keep given beside a StoreConfig.*dataclasses\.replace"):
+    with pytest.raises(ConfigError, match=r"^keep given with a StoreConfig.*dataclasses\.replace"):
         SnapshotStore(config, keep=3)
     with pytest.raises(ConfigError, match=r"^keeps is no argument of a store; they are keep, scheme, "):
         SnapshotStore(tmp_path, keeps=3)  # type: ignore[call-arg]

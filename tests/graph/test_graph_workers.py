@@ -1876,7 +1876,7 @@ def test_a_worker_with_other_versions_is_refused_with_both(
 
 
 def test_wrong_arguments_are_refused_before_a_worker_is_asked(workers: dict[str, str]) -> None:
-    with pytest.raises(ConfigError, match="seed given beside a SessionConfig, which has all arguments"):
+    with pytest.raises(ConfigError, match="seed given with a SessionConfig, which has all arguments"):
         opened(Graph(), workers, config=SessionConfig(regions=False), seed=1)
     with pytest.raises(MismatchError, match=r"task:0 and /job:worker/task:1 have one address, tcp://"):
         opened(Graph(), {TASKS[0]: workers[TASKS[0]], TASKS[1]: workers[TASKS[0]]})

@@ -176,7 +176,7 @@ def test_a_loader_is_made_from_a_configuration_as_from_its_arguments(make: Any) 
             assert rows.tolist() == same_rows.tolist()
             assert labels.tolist() == same_labels.tolist()
         assert (isinstance(one, penstock.Loader), isinstance(one, make)) == (True, True)
-    with pytest.raises(ConfigError, match=r"epochs given beside a LoaderConfig.*replace\(config, epochs="):
+    with pytest.raises(ConfigError, match=r"epochs given with a LoaderConfig.*replace\(config, epochs="):
         make(config, epochs=2)
     with pytest.raises(ConfigError, match="epochs is missing: give how many"):
         make(dataset, batch_size=4)

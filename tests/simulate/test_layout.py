@@ -341,7 +341,7 @@ def test_the_verdict_says_what_pays_and_from_when_on() -> None:
     comparison = compare_layouts(plan, machine(ranks=4, window=25 * MB), np.full(2_000, MB), is_packed=False)
 
     said = "\n".join(verdict(comparison))
-    assert "A request costs 10 ms beside its bytes, which come at 100 MB/s: as much as 1 MB" in said
+    assert "A request costs 10 ms in addition to its bytes, which come at 100 MB/s: as much as 1 MB" in said
     assert (
         "Packing the samples once costs 15 s and 2 GB, and pays from 4 epochs on, too many for this run"
         in said

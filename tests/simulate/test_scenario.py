@@ -154,7 +154,7 @@ def test_a_folder_that_nobody_opens_is_an_error_that_says_how_to() -> None:
 def test_a_folder_beside_a_distribution_is_refused() -> None:
     text = FOLDER.replace('folder = "/data/cats"', 'folder = "/data/cats"\nsamples = 7')
 
-    with pytest.raises(ConfigError, match=re.escape("data.samples stands beside data.folder")):
+    with pytest.raises(ConfigError, match=re.escape("data.samples is given with data.folder")):
         Scenario.from_toml(text, sizes_of=lambda _: np.arange(1, 201))
 
 

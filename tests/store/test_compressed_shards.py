@@ -145,7 +145,7 @@ def test_a_shard_that_unpacks_to_more_than_its_index_says_is_not_unpacked_furthe
             r"shard\.00000\.mds\.zstd is compressed \(snappy\): .* by zstd, br, gz, bz2",
         ),
         ({"compression": "gz"}, r"is no index of MDS shards"),
-        ({"zip_data": {"basename": "../shard.00000.mds.zstd"}}, "which is not beside it"),
+        ({"zip_data": {"basename": "../shard.00000.mds.zstd"}}, "which is not next to it"),
         ({"raw_data": {"basename": "shard.00000.mds"}}, "is no index of MDS shards"),
         ({"raw_data": {"basename": "shard.00000.mds", "bytes": -1}}, "is no index of MDS shards"),
         ({"samples": 5}, r"it has 2 samples, and index\.json says 5"),

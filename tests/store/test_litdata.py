@@ -145,7 +145,7 @@ def test_a_chunk_beyond_the_folder_is_refused(tmp_path: Path) -> None:
     index["chunks"][0]["filename"] = "../secret"
     (tmp_path / "index.json").write_text(json.dumps(index))
 
-    with pytest.raises(DataError, match="which is not beside it"):
+    with pytest.raises(DataError, match="which is not next to it"):
         LitDataChunks(tmp_path)
 
 

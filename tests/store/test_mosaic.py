@@ -88,7 +88,7 @@ def test_a_shard_that_is_cut_off_anywhere_is_an_error(tmp_path: Path) -> None:
         ({"column_names": [[], "label", "name"]}, "is no index of MDS shards"),
         ({"column_encodings": [None, "int", "str"]}, "is no index of MDS shards"),
         ({"raw_data": {"basename": "\0"}}, "is no index of MDS shards"),
-        ({"raw_data": {"basename": "../shard.00000.mds"}}, "which is not beside it"),
+        ({"raw_data": {"basename": "../shard.00000.mds"}}, "which is not next to it"),
         ({"raw_data": None}, "is no index of MDS shards"),
         ({"samples": 1}, r"shard\.00000\.mds is .*: it has 2 samples, and index\.json says 1"),
         ({"raw_data": {"basename": "gone.mds"}}, r"gone\.mds cannot be opened"),

@@ -25,7 +25,7 @@ from penstock.store.calls import Calls
 @for_each(
     ("name", "message"),
     [
-        ("a.mds", "MDS shards are read with index.json beside them, which is missing"),
+        ("a.mds", "MDS shards are read with index.json next to them, which is missing"),
         ("a.npy", r"open them with penstock\.store\.Arrays\('\S+/folder/\*\.npy'\), which reads their rows"),
         (
             "train-00001-of-00002",
@@ -122,7 +122,7 @@ def test_a_folder_of_hdf5_files_is_opened_by_its_path(tmp_path: Path) -> None:
         assert open_source(f"{server.address}/d").read(3) == source.read(3)
         assert Hdf5(f"{server.address}/d").read(3) == source.read(3)
     with pytest.raises(
-        DataError, match=r"is a folder without HDF5 files, or with pictures or folders beside them"
+        DataError, match=r"is a folder without HDF5 files, or with pictures or folders next to them"
     ):
         Hdf5(tmp_path.parent)
     with Loader(tmp_path, batch_size=6, epochs=1, shuffle=False, report=None) as loader:

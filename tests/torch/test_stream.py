@@ -122,7 +122,7 @@ def test_frames_that_changed_places_are_told() -> None:
 
 
 def test_what_follows_the_end_is_told() -> None:
-    with pytest.raises(FormatError, match="goes on after its end"):
+    with pytest.raises(FormatError, match="there are bytes after its end"):
         decoded(encoded(b"abc") + b"x")
 
 

@@ -1,4 +1,4 @@
-"""Samples per second by number of threads, batch size and loader, beside what the device delivers in sequence.
+"""Samples per second by number of threads, batch size and loader, next to what the device delivers in sequence.
 
 A benchmark in the manner of STREAM. Each setting is measured six times, each time on other samples whose pages were
 dropped from the page cache before; the first run is left out, and the loaders of a setting take turns. Source: Chien et

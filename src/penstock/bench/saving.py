@@ -32,7 +32,7 @@ PUBLISHED_FACTOR = 2.6
 #: Of an array of the synthetic state, and of the changes that are added to it.
 _ARRAY_BYTES = 8 << 20
 _CHANGE = 1e-4
-#: Of what snapshots take, for the tables beside them.
+#: Of what snapshots take, for the tables next to them.
 _SPACE_FACTOR = 1.05
 #: Of a run, unless its steps are given.
 _FEWEST_SAVES = 2
@@ -185,7 +185,7 @@ class SavingResults:
         if factor < PUBLISHED_FACTOR:
             text += (
                 f" No way of saving makes it more than {1 / (1 - share):.2f} times as fast here, where "
-                f"{100 * share:.0f} % of the run goes into these saves: the factor grows with the size of the state, "
+                f"{100 * share:.0f} % of the run is spent on these saves: the factor grows with the size of the state, "
                 "and with less computing between saves."
             )
         if not 1 / _NOTABLE < factor < _NOTABLE / (1 - share):
@@ -310,7 +310,7 @@ def _saved_steps(steps: int, every: int) -> range:
 
 
 def _compile_codecs() -> None:
-    """Wait for what stores would otherwise compile beside the first saves."""
+    """Wait for what stores would otherwise compile during the first saves."""
     from penstock.checkpoint.codecs import ours
 
     for part in ours.KERNELS.values():

@@ -489,7 +489,7 @@ def _chunks(peers: RemotePeers, source: int, chunks: Ids) -> Iterator[Bytes]:
 
 
 def _address_of(store: Catalog) -> bytes:
-    """Return what tells a store from others, whether or not it can be reached now."""
+    """Return what identifies a store, whether or not it can be reached now."""
     tier = store.tiers[-1]
     # Links are not followed: where the file system is gone, nobody knows them.
     return os.fsencode(os.path.abspath(tier.path) if isinstance(tier, LocalTier) else tier.name)

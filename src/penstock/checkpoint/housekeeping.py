@@ -1,4 +1,4 @@
-"""Does what retention and the burst buffer's rules decide: which copies go, and where a new snapshot goes."""
+"""Do what retention and the burst buffer decide: which copies are deleted, and where a new snapshot is written."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ def decide(
     if newer is not None:
         # What it refers to, and what would have to stay for it, is not known here.
         raise NewerFormat(
-            f"step {new.step} is not saved: {newer.found}, so nothing is written beside it: save to another folder, or "
+            f"step {new.step} is not saved: {newer.found}, so nothing is written there: save to another folder, or "
             "delete that snapshot with the Penstock that wrote it"
         ) from newer
     if catalog.has(tier, new.step):

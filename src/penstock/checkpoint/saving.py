@@ -1,4 +1,4 @@
-"""A save on its way: what training goes on beside, and what it can wait for."""
+"""A save that is being written while the training continues, and what can be waited for."""
 
 from __future__ import annotations
 

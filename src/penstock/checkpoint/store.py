@@ -1,4 +1,4 @@
-"""The snapshot store: a training's state saved beside the training, kept safely, and given back bit for bit."""
+"""The snapshot store: a training's state saved while it continues, kept safely, and given back bit for bit."""
 
 from __future__ import annotations
 
@@ -458,7 +458,7 @@ class SnapshotStore:
             ):
                 raise ConfigError(
                     f"step {step} cannot be restored, so what came after it stays: restore(fallback=True) takes the "
-                    "newest snapshot that can be, and a training goes on from there"
+                    "newest snapshot that can be, and a training continues from there"
                 )
             later = steps[: steps.index(step) : -1]
             self._housekeeping.check_one(later)

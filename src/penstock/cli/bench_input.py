@@ -1,4 +1,4 @@
-"""`penstock bench input`: samples per second by threads and batch size, beside the device's maximum and peers."""
+"""`penstock bench input`: samples per second by threads and batch size, next to the device's maximum and peers."""
 
 from __future__ import annotations
 

@@ -109,13 +109,17 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action=_ShowVersion, nargs=0, help="show the version and exit")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    summary = "train beside PyTorch's loader on a slow store, and compare"
+    summary = "train against PyTorch's loader on a slow store, and compare"
     demo = add_command(commands, "demo", _demo, summary, epilog=_OF_DEMO)
     demo.add_argument(
         "--data", type=Path, metavar="DIR", help="an image folder (default: handwritten digits)"
     )
     demo.add_argument(
-        "--out", type=Path, metavar="DIR", default=Path("demo-out"), help="where the plot goes (%(default)s)"
+        "--out",
+        type=Path,
+        metavar="DIR",
+        default=Path("demo-out"),
+        help="where the plot is written (%(default)s)",
     )
     demo.add_argument("--epochs", type=int, metavar="E", default=12, help="epochs to train (%(default)s)")
     add_output_options(demo, plot=False)

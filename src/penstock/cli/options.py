@@ -108,7 +108,7 @@ def is_given(options: argparse.Namespace, name: str) -> bool:
 
 
 def refuse_together(options: argparse.Namespace, name: str, others: Iterable[str]) -> None:
-    """Refuse options that would be ignored beside another one.
+    """Refuse options that would be ignored next to another one.
 
     name, others: as attributes of the options. Raises: ConfigError where the one and any of the others are given.
     """

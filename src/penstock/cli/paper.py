@@ -38,7 +38,7 @@ _WRITTEN: Mapping[Unit, Callable[[float], str]] = {
 
 def add_paper(commands: Any) -> None:
     names = "".join(f"\n  {paper.name:22}{paper.title}" for paper in PAPERS)
-    summary = "repeat a published table or figure, beside its numbers"
+    summary = "repeat a published table or figure, next to its numbers"
     parser = add_command(commands, "paper", _run, summary, _DESCRIPTION, f"names:{names}\n\n{_EPILOG}")
     parser.add_argument("name", nargs="?", metavar="NAME", help="table or figure to repeat")
     add_output_options(parser)

@@ -66,7 +66,7 @@ def add(commands: Any) -> None:
     save.add_argument("--shard", metavar="SIZE", help="bytes of tensors in each file of a folder (5 GB)")
     save.add_argument("--overwrite", action="store_true", help="write a file anew that is there already")
 
-    text = "write checksums beside a checkpoint that is known to be good"
+    text = "write checksums next to a checkpoint that is known to be good"
     seal = _command(commands, "seal", text, _seal, "model.safetensors", _OF_SEAL)
     seal.add_argument("path", type=Path, metavar="PATH", help="a file, or a folder as DCP writes it")
     seal.add_argument("--overwrite", action="store_true", help="seal anew what was sealed before")
@@ -149,7 +149,7 @@ def _import(options: argparse.Namespace) -> None:
 
 
 def step_in(name: str) -> int:
-    """Return the step that a file's name tells; 0 if it tells none.
+    """Return the step in a file's name; 0 if it has none.
 
     >>> step_in("run2-step-900.pt"), step_in("epoch=3-step=1200.ckpt"), step_in("12000.npz"), step_in("resnet50.pt")
     (900, 1200, 12000, 0)

@@ -65,7 +65,7 @@ def add_trace(commands: Any) -> None:
         help="profile that torch.profiler wrote of the same run: its GPU kernels become lanes of --export perfetto",
     )
     parser.add_argument(
-        "--out", type=Path, metavar="PATH", help="where an export goes (default: next to the trace)"
+        "--out", type=Path, metavar="PATH", help="where an export is written (default: next to the trace)"
     )
     add_output_options(parser)
 
@@ -79,7 +79,7 @@ def _trace(options: argparse.Namespace) -> None:
     if options.profile is not None and options.export != "perfetto":
         raise ConfigError("--profile adds lanes to an export for Perfetto: give --export perfetto, too")
     if options.out is not None and options.export is None:
-        raise ConfigError("--out says where an export goes: give --export, too")
+        raise ConfigError("--out says where an export is written: give --export, too")
     if options.out is not None and options.export != "tensorboard":  # a folder, which is made
         check_folder("--out", options.out)
     for name in ("slowest", "waits"):

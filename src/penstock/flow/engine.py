@@ -582,7 +582,7 @@ class Engine:
 
     @property
     def lock_use(self) -> LockUse:
-        """What tells whether decode workers wait for the interpreter's lock, since the start."""
+        """What shows whether decode workers wait for the interpreter's lock, since the start."""
         return self._lock_use
 
     def fix_threads(self, count: int | None) -> None:

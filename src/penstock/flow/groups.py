@@ -233,7 +233,7 @@ class GroupWork:
         return flow
 
     def _flow_of(self, ring: Ring, ids: NDArray[np.int64], work: Move | Load) -> int:
-        """Return the flow of a group, and record which samples it is unless the plan tells that."""
+        """Return the flow of a group, and record which samples it is unless the plan says that."""
         flow = self._recorder.next_flow()
         if ids.size > 1:
             if self._is_plan_told and isinstance(work, Load) and is_planned(ids, work):

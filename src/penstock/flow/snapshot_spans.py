@@ -1,4 +1,4 @@
-"""Recording what is done for snapshots into a trace: one span each, or pieces of a second of what runs beside."""
+"""Recording what is done for snapshots into a trace: one span each, or pieces of a second of what runs meanwhile."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ class Pinning(Protocol):
 
 
 class Beside(Protocol):
-    """What batches have beside their slots."""
+    """What batches have outside their slots."""
 
     @property
     def held_bytes(self) -> int:
@@ -249,7 +249,7 @@ class StagingBuffer:
 
     @property
     def used_bytes(self) -> int:
-        """What slots that are in use take, and what batches have beside them."""
+        """What slots that are in use take, and what batches have outside them."""
         in_use = len(self._slots) - len(self._retired)
         return in_use * self.slot_bytes + (self._beside.held_bytes if self._beside else 0)
 
@@ -277,7 +277,7 @@ class StagingBuffer:
 
     def _beside_them(self) -> str:
         held_bytes = self._beside.held_bytes if self._beside else 0
-        return f", and {format_bytes(held_bytes)} beside them" if held_bytes else ""
+        return f", and {format_bytes(held_bytes)} outside them" if held_bytes else ""
 
     def arrays(self, slot: int) -> tuple[NDArray[Any], ...]:
         """Return the arrays of a slot, [batch_size, *shape] each, for workers to fill."""

@@ -181,7 +181,7 @@ def ask_waits(pid: int) -> str:
                 continue
     if other_user is not None:
         raise ConfigError(
-            f"process {pid} is of user {other_user} and tells nobody else but root what it waits for: ask as that user"
+            f"process {pid} is of user {other_user} and answers only that user and root: ask as that user"
         )
     advice = "give the id of the training process (a rank of the job), in the container where it runs"
     if not os.path.exists(f"/proc/{pid}"):

@@ -162,7 +162,7 @@ class Machine:
         return price
 
     def source_request_seconds(self, clients: int, sample_bytes: float) -> float:
-        """Return what one read costs one of so many clients beside its bytes; arguments as `source_price`."""
+        """Return what one read costs one of so many clients in addition to its bytes; arguments as `source_price`."""
         store = self.source
         measured_bytes = sample_bytes if store.random_bytes is None else store.random_bytes
         scattered = self.source_rate(clients, store.threads) * store.threads

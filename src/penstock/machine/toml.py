@@ -16,7 +16,7 @@ table from the number of users to a rate, or one rate for any number:
     read = "100 MB/s"
     latency = "5 ms"
     threads = 16
-    sequential = { 1 = "110 MB/s", 4 = "400 MB/s" }                # what tells consecutive from scattered reads
+    sequential = { 1 = "110 MB/s", 4 = "400 MB/s" }                # what distinguishes consecutive from scattered reads
     random_read = "128 kB"
     request = "50 us"
     write = "200 MB/s"

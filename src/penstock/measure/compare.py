@@ -34,7 +34,7 @@ class EpochPair:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RunComparison:
-    """A recorded run beside its prediction.
+    """A recorded run and its prediction.
 
     predicted, measured: of the steps that were consumed alone.
     notes: what a reader must know before trusting the figures, a sentence each. reads: of its plan.
@@ -79,7 +79,7 @@ def compare(
     machine: Machine | str | os.PathLike[str] | None = None,
     step_seconds: float | None = None,
 ) -> RunComparison:
-    """Predict a recorded run from its file alone, and lay the two beside each other.
+    """Predict a recorded run from its file alone, and compare the two.
 
     path: of a trace that a loader of this Penstock wrote.
     machine: with measured costs, or its file; the one that the loader was made with unless given, and without one the

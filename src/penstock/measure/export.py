@@ -27,7 +27,7 @@ def export_trace(trace: Trace, form: str, path: str | os.PathLike[str]) -> None:
 
 
 def export_path(run: Path, form: str) -> Path:
-    """Return where an export goes unless told: next to the run, with an ending of its own."""
+    """Return where an export is written by default: next to the run, with an ending of its own."""
     return run.with_name(
         run.stem + {"perfetto": ".json.gz", "parquet": ".parquet", "tensorboard": "-tensorboard"}[form]
     )
@@ -56,7 +56,7 @@ def write_parquet(trace: Trace, path: Path) -> None:
 
 
 def devices_path(path: Path) -> Path:
-    """Return where the counters of `penstock watch` go beside an export as Parquet."""
+    """Return where the counters of `penstock watch` are written next to an export as Parquet."""
     return path.with_name(f"{path.stem}-devices{path.suffix}")
 
 

@@ -1,4 +1,4 @@
-"""What a GPU did, from a profile of `torch.profiler`, as lanes beside those of a trace."""
+"""What a GPU did, from a profile of `torch.profiler`, as lanes next to those of a trace."""
 
 from __future__ import annotations
 

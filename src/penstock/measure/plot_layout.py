@@ -1,4 +1,4 @@
-"""A picture of ways to lay a data set out and to read it: where the run's time goes, and when a rewrite pays."""
+"""A picture of ways to lay a data set out and to read it: where the run's time is spent, and when a rewrite pays."""
 
 from __future__ import annotations
 

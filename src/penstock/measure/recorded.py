@@ -431,7 +431,7 @@ def _later(spans: Spans, moved: _Moved) -> Spans:
 
 
 def _ids_later(file: Path, outline: Trace, moved: _Moved) -> Iterator[GroupIds]:
-    """Yield the groups that a file names, and those that its plan tells, as those of a run."""
+    """Yield the groups that a file names, and those that its plan gives, as those of a run."""
     plan = RecordedPlan(outline.meta, lambda: _extent_of(file, outline).last_epoch)
     planned = map(plan.ids, spans_in(file))
     return (_IdsLater(ids, moved) for ids in chain(ids_in(file), planned))

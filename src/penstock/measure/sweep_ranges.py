@@ -140,7 +140,7 @@ def _part(text: str, value: Callable[[str], int]) -> list[int]:
         return [value(text)]
     first, last = value(match[1].strip()), value(match[2].strip())
     if last < first or not first:
-        raise ConfigError(f"{text!r} is no range: it goes from a smaller value above zero to a larger one")
+        raise ConfigError(f"{text!r} is no range: give a smaller value above zero and a larger one")
     found = [first]
     if match[3] == "+":
         step = value(match[4].strip())

@@ -34,7 +34,7 @@ class ThoroughCalibration:
     """A machine, and the curves that it was made from.
 
     base: of the source's samples. copies, memory: of memory; the machine has the copies. disks: of local disks, in the
-    order given. shared: of a folder beside the source, None where none was given. ranks: None where there is one rank.
+    order given. shared: of a folder next to the source, None where none was given. ranks: None where there is one rank.
     """
 
     machine: Machine
@@ -51,7 +51,7 @@ class ThoroughCalibration:
         return replace(self.base, machine=self.machine).to_toml(lines)
 
     def places(self) -> list[tuple[str, Sequence[MeasuredCurve]]]:
-        """Return what was measured, by place: memory, the disks, the folder beside the source, the samples."""
+        """Return what was measured, by place: memory, the disks, the folder next to the source, the samples."""
         found: list[tuple[str, Sequence[MeasuredCurve]]] = [("memory", self.memory)]
         found += [(each.folder, each.curves) for each in self.disks]
         found += [(self.shared.folder, self.shared.curves)] if self.shared else []
@@ -92,7 +92,7 @@ def measure_thoroughly(
     progress: bool | None = None,
     clock: Clock = time.perf_counter,
 ) -> ThoroughCalibration | None:
-    """Measure the source's samples, memory, local disks and a folder beside the source, `repeats` times each.
+    """Measure the source's samples, memory, local disks and a folder next to the source, `repeats` times each.
 
     local_disks: folders that a loader may keep samples in. shared: a folder on the source's file system that may be
         written to; it shows what the samples cannot: writing, reading in sequence, and several ranks at once.
@@ -175,7 +175,7 @@ def machine_of(
     ranks: RankRates | None,
     size: int = 1,
 ) -> Machine:
-    """Return a machine with what was measured beside the samples: memory, disks, the shared folder, the ranks."""
+    """Return a machine with what else was measured: memory, disks, the shared folder, the ranks."""
     storage = [replace(each, read=copies.curve) for each in base.storage]
     storage += [_disk_class(each, number, len(disks)) for number, each in enumerate(disks, 1)]
     source, network, source_network = (

@@ -18,7 +18,7 @@ Unit = Literal["seconds", "share", "count", "factor", "bytes per second", "sampl
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A number that was computed here, beside the published one.
+    """A number that was computed here, next to the published one.
 
     of: what it is of. computed: None where it cannot be computed here. published: None where the paper prints none.
     unit: of both; a share is 0 to 1, a rate is bytes per second or samples per second.

@@ -80,7 +80,7 @@ class Study:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One order beside the full shuffle of the same numbering, seed by seed: the same start, another order."""
+    """One order against the full shuffle of the same numbering, seed by seed: the same start, another order."""
 
     numbering: str
     bundle_ratio: float
@@ -102,7 +102,7 @@ class Comparison:
 
 
 def compare(study: Study) -> list[Comparison]:
-    """Return each order of a study beside full shuffle, by numbering, then ratio, the largest first."""
+    """Return each order of a study against full shuffle, by numbering, then ratio, the largest first."""
     rows = []
     for numbering in study.numberings:
         full = study.final(numbering, 1.0)

@@ -102,7 +102,7 @@ def caffenet_sizes() -> SnapshotSizes:
 
 @dataclass(frozen=True, slots=True)
 class TimedSnapshot:
-    """A snapshot's times by the model beside the published ones.
+    """A snapshot's times by the model next to the published ones.
 
     snapshot: counted from 0.
     """

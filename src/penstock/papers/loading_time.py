@@ -146,7 +146,7 @@ def figure_6() -> Repeated:
         ]
     why = (
         f"The page cache holds {CACHE_SHARE:.0%} of the files here; what a hit saves depends on how long the disk "
-        "takes beside decoding and resizing, and the paper does not say what its disk and its cache were."
+        "takes in addition to decoding and resizing, and the paper does not say what its disk and its cache were."
     )
     return Repeated(results, why, lambda: _draw_loading(drawn))
 

@@ -1,4 +1,4 @@
-"""Which samples the groups of a trace are: those that its file names, and those that its plan tells."""
+"""Which samples the groups of a trace are: those that its file names, and those that its plan gives."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
 
 
 def with_planned_ids(trace: Trace) -> Trace:
-    """Return a trace of one rank whose `ids` also have the groups that its plan tells."""
+    """Return a trace of one rank whose `ids` also have the groups that its plan gives."""
     spans = trace.spans
     planned = RecordedPlan(trace.meta, lambda: int(spans["epoch"].max(initial=NO_EPOCH))).ids(spans)
     return replace(trace, ids=join_ids([planned, trace.ids])) if planned else trace
@@ -47,7 +47,7 @@ def join_ids(pieces: Iterable[GroupIds]) -> GroupIds:
 
 
 class RecordedPlan:
-    """The plan of a trace, which tells the samples of groups. One for all pieces of a trace: its epochs may be tables.
+    """The plan of a trace, which gives the samples of groups. One for all pieces of a trace: its epochs may be tables.
 
     meta: of the trace of a loader, with its plan. last_epoch: returns the last one in it, for a plan without end.
     """
@@ -56,7 +56,7 @@ class RecordedPlan:
         self._meta, self._last_epoch = meta, last_epoch
 
     def ids(self, spans: Spans) -> GroupIds:
-        """Return which samples groups are that the plan tells, by (rank, flow); each is computed when asked for.
+        """Return which samples groups are that the plan gives, by (rank, flow); each is computed when asked for.
 
         spans: of the trace, or of a piece of it. Groups of another plan are left out.
         """

@@ -55,7 +55,7 @@ class TwisterState:
 
     @classmethod
     def from_torch(cls, state: ArrayLike) -> TwisterState:
-        """Return the state that ``torch.Generator.get_state()`` or ``torch.get_rng_state()`` tells.
+        """Return the state that ``torch.Generator.get_state()`` or ``torch.get_rng_state()`` returns.
 
         state: uint8[5056], a tensor or an array. Its layout is that of ATen's legacy generator state: seed,
         words left and whether seeded, next word, 624 words of 8 bytes each, then what normal draws keep.
@@ -306,6 +306,6 @@ class TorchShuffle:
         check_epoch(epoch)
         if epoch < self.first_epoch:
             raise ConfigError(
-                f"epoch {epoch} is before {self.first_epoch}, the first that the generator's state tells of: "
+                f"epoch {epoch} is before {self.first_epoch}, the first that the generator's state gives: "
                 "pass the state captured at an earlier iter(loader)"
             )

@@ -98,14 +98,14 @@ def to_forget_slow(
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Whether a new snapshot goes to the fast tier, and which drained copies leave it first, in their order."""
+    """Whether a new snapshot is written to the fast tier, and which drained copies leave it first, in their order."""
 
     to_fast: bool
     forget: tuple[int, ...] = ()
 
 
 def admit(tiers: TwoTiers, capacity_bytes: int, new_bytes: int, *, in_use: Collection[int] = ()) -> Admission:
-    """Return where a new snapshot goes, and what makes space for it.
+    """Return where a new snapshot is written, and what makes space for it.
 
     Space is made by copies that are on the slow tier too, the oldest first, but those that the newest snapshot needs
     last: they are what a restore and the next difference read. If that is not enough nothing is removed, and the new
@@ -145,7 +145,7 @@ _WORTH = 0.8
 
 
 def encode_first(speeds: Speeds | None) -> bool:
-    """Return whether a snapshot is encoded before it goes to the fast tier, rather than on its way to the slow one.
+    """Return whether a snapshot is encoded before the fast tier, rather than on its way to the slow one.
 
     It is where that makes it durable in less than four fifths of the time: encoding and writing go on side by side, so
     the slower of the two counts. None: nothing is known yet, and it is stored as it is.

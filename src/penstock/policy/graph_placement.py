@@ -98,7 +98,7 @@ class PlacedNode:
     passes_on: bool = False
 
     def with_basis(self, why: str) -> str:
-        """Return a reason with where the costs are from that it goes by, if there are any."""
+        """Return a reason with where the costs are from that it uses, if there are any."""
         return f"{why} ({self.basis})" if self.basis and any(self.cost_seconds.values()) else why
 
 

@@ -137,7 +137,7 @@ class _Search:
         return len(placed.sent), sum(map(self._rank.__getitem__, placed.device.values()))
 
     def _moves(self) -> Iterator[dict[str, str]]:
-        """Yield where nodes go if a run of them goes to another device."""
+        """Yield where nodes run if some of them move to another device."""
         for names, may in self._runs:
             for device in may:
                 if any(self.placed.device[name] != device for name in names):

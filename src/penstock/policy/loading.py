@@ -171,7 +171,7 @@ class Job:
         return list(map(min, zip(*of_all, strict=True)))
 
     def worthwhile_bytes(self, least_share: float = LEAST_SHARE, rank: int | None = None) -> list[int]:
-        """Return the same, with 0 for a tier that is too slow beside the store.
+        """Return the same, with 0 for a tier that is too slow for the store.
 
         A tier that has samples in a form saves decoding, too, for which it was chosen.
 
@@ -315,7 +315,7 @@ class Loading:
                 )
         if self.hits is not None and (self.fills or self.drops):
             raise ConfigError(
-                "hits are given with fills or drops: what goes from reader to reader has no home; leave one out"
+                "hits are given with fills or drops: what is handed from reader to reader has no home; leave one out"
             )
         if self.spares is not None and not self.drops:
             raise ConfigError(

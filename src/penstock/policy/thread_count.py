@@ -48,7 +48,7 @@ _BETWEEN_REQUESTS = 8
 
 @dataclass(frozen=True, slots=True)
 class ThreadFacts:
-    """How many threads load, and why, for whoever tells a user.
+    """How many threads load, and why, for whoever reports it.
 
     threads: that load now. least, most: between which the number may change; equal for a number that was given.
     waiting: share of a Load's time in which its thread did not compute: it waited for a store, the lock, a processor.

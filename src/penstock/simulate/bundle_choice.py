@@ -87,7 +87,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """The bundle to take, those beside it, and why."""
+    """The bundle to take, its neighbours, and why."""
 
     chosen: Choice
     #: Full shuffle, the paper's ratio, and what lies around the chosen one, largest bundle first.

@@ -1,4 +1,4 @@
-"""How often the caches of a training job hit: by order, policy, size and number of ranks, beside the bound."""
+"""How often the caches of a training job hit: by order, policy, size and number of ranks, next to the bound."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class LayoutOption:
     once_seconds: of writing the data set anew, however many epochs there are; 0 where it stays.
     first_epoch: its reading. later_epoch: of each other epoch, the mean of those that were counted; None if there
         is but one epoch.
-    stored_bytes: that the store holds beside the data set as found.
+    stored_bytes: that the store holds in addition to the data set as found.
     break_even_epochs: the fewest epochs from which on this is quicker than the best way to read the data set as found;
         None where it never is, and for that way itself.
     """
@@ -96,7 +96,7 @@ class LayoutComparison:
     epochs, counted_epochs: of the plan, and those of them that were counted. counted_share: of each such epoch's steps.
     sample_bytes: mean size. window_samples: mean length of a rank's window.
     neighbour_share: share of a rank's samples that continue a range of the window, as found, in (0, 1).
-    request_seconds: what a request costs a rank beside its bytes. sequential_bytes_per_second: of one rank.
+    request_seconds: what a request costs a rank in addition to its bytes. sequential_bytes_per_second: of one rank.
     hole_bytes: the largest hole that is read over rather than skipped, as far as the wire is what counts.
     is_packed: whether samples lie side by side as found.
     """
@@ -144,7 +144,7 @@ def compare_layouts(
 
     sizes_bytes: int64[F], as stored.
     is_packed: whether the samples lie one after the other in the order of their ids, as in shards or one array; else
-        each is a file of its own, beside which nothing lies.
+        each is a file of its own, next to which nothing lies.
     window_bytes: how far a rank reads ahead; by default its staging buffer, and at least one sample.
     counted_reads: of all ranks, that are counted one by one; of longer runs the first epochs, at least two, and of
         those the first steps.

@@ -36,7 +36,7 @@ def verdict(comparison: LayoutComparison) -> Iterator[str]:
         )
         return
     yield (
-        f"A request costs {format_seconds(comparison.request_seconds)} beside its bytes, which come at "
+        f"A request costs {format_seconds(comparison.request_seconds)} in addition to its bytes, which come at "
         f"{format_rate(comparison.sequential_bytes_per_second)}: as much as {format_bytes(comparison.hole_bytes)}; "
         f"a sample has {format_bytes(comparison.sample_bytes)}."
     )

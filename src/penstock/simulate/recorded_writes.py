@@ -140,7 +140,7 @@ def _notes(
         ("device" if written == 1 else "devices") if of_devices else ("file" if written == 1 else "files")
     )
     notes = [
-        f"A recording: {format_bytes(written_bytes)} written to {written:,} {things}. It tells of no delete and no "
+        f"A recording: {format_bytes(written_bytes)} written to {written:,} {things}. It contains no delete and no "
         "TRIM: what is written again is overwritten, all else stays on the drive."
     ]
     if not by_requests:

@@ -118,7 +118,7 @@ def _read_data(table: Table, sizes_of: Callable[[str], Sizes] | None) -> SizeDis
         found = table.read("folder", from_folder)
         if others := table.rest():
             raise ConfigError(
-                f"{table.path_of(others[0])} stands beside {table.path_of('folder')}, whose files say how many samples "
+                f"{table.path_of(others[0])} is given with {table.path_of('folder')}, whose files say how many samples "
                 "there are and how large: keep one of the two"
             )
         return found

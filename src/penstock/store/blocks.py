@@ -113,7 +113,7 @@ class BlockTier:
         self._free.extend(block for block in blocks if block is not None)
 
     def close(self) -> None:
-        """Forget everything; memory goes when the last view does. Twice is harmless."""
+        """Forget everything; memory is freed with the last view. Twice is harmless."""
         self._array = None
         self._blocks = {}
         self.arena.close()

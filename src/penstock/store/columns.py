@@ -159,7 +159,7 @@ def _is_text(kind: Any, pa: Any) -> bool:
 
 
 def _class_names(schema: Any, label: str) -> tuple[str, ...]:
-    """Return the names of the classes of a column, as Hugging Face's datasets keeps them beside a schema."""
+    """Return the names of the classes of a column, as Hugging Face's datasets keeps them in a schema."""
     try:
         features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
         feature = features[label]

@@ -329,7 +329,7 @@ class DecodedFiles(PackedFiles):
 
     @contextlib.contextmanager
     def _lent(self, unit: int, sample: int | None) -> Iterator[Bytes]:
-        """Lend a decoded unit whose file is as it was. sample: one of it, which whoever waits is told."""
+        """Lend a decoded unit whose file is as it was. sample: one of it, which errors name."""
         file = self._unit_files[unit]
         if sample is not None and (at := observer()) is not None:
             at(sample)

@@ -1,4 +1,4 @@
-"""What a source tells of its samples besides their bytes: labels of one kind, or of several by name."""
+"""What a source says of its samples besides their bytes: labels of one kind, or of several by name."""
 
 from __future__ import annotations
 

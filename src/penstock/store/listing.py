@@ -340,7 +340,7 @@ def list_folder(kind: str | None, place: str, asking: Asking) -> Catalog:
 def _could_be_either(place: str, file: str) -> ConfigError:
     return ConfigError(
         f"{place} has both subfolders and images ({os.path.basename(file)}): open it with ImageFolder, "
-        f"which leaves out the images beside the label folders, or with FlatFolder, which leaves out the subfolders"
+        f"which leaves out the images next to the label folders, or with FlatFolder, which leaves out the subfolders"
     )
 
 
@@ -443,7 +443,7 @@ def _list_labels(place: str, tree: _Tree, top: _Folder) -> Catalog:
     by_label = asking.calls.each(list_label, labels, look=asking.progress.look)
     counts = [sum(map(tree.count, found)) for found in by_label]
     numbers = np.repeat(np.arange(len(labels), dtype=np.int64), counts)
-    # The files beside the label folders are no samples.
+    # The files next to the label folders are no samples.
     folders = [top._replace(files=[]), *chain.from_iterable(by_label)]
     return _catalog(place, "ImageFolder", tree, folders, numbers, tuple(labels))
 
@@ -523,7 +523,7 @@ COMPRESSED = dict.fromkeys(
 #: What opens files that are no samples by themselves, by their ending. {}: their folder.
 _OTHER_FILES = {
     _OF_SEVERAL: "open them with penstock.store.TFRecords('{}/*-of-*') if they are TFRecords",
-    ".mds": "MDS shards are read with index.json beside them, which is missing",
+    ".mds": "MDS shards are read with index.json next to them, which is missing",
     ".parquet": "open them with penstock.store.ParquetFiles('{}/*.parquet')",
     ".arrow": "open them with penstock.store.ArrowFiles('{}/*.arrow')",
     ".tfrecord": "open them with penstock.store.TFRecords('{}/*.tfrecord*')",

@@ -239,6 +239,6 @@ def _install() -> bool:
 
 
 def _type_of(descriptor: int) -> int:
-    """Return the type of a file's file system; 0 where it cannot be told."""
+    """Return the type of a file's file system; 0 where it is not known."""
     about = (ctypes.c_long * 32)()  # `struct statfs` takes 15 of them
     return about[0] & 0xFFFFFFFF if _c.fstatfs(descriptor, about) == 0 else 0

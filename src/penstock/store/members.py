@@ -68,7 +68,7 @@ class TarMembers(CataloguedFiles):
 
 
 def check_wanted(fields: object) -> dict[str, tuple[str, ...]]:
-    """Return endings by field, in small letters and without their dots. fields: as the user gave them.
+    """Return endings by field, in lower case and without their dots. fields: as the user gave them.
 
     Raises: ConfigError for what are no endings by name.
 

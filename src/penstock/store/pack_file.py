@@ -1,4 +1,4 @@
-"""The file that stands beside packed shards: what they were packed from, and the names of their classes."""
+"""The file next to packed shards: what they were packed from, and the names of their classes."""
 
 from __future__ import annotations
 

@@ -195,7 +195,7 @@ Look = Callable[[str], Sequence[str]]
 
 
 def files_alone(folder: str, objects: Objects | None = None) -> Sequence[str]:
-    """Return the files directly in a folder, sorted, but hidden ones; none where pictures or folders lie beside them.
+    """Return the files directly in a folder, sorted, but hidden ones; none where pictures or folders are next to them.
 
     A folder that cannot be listed has none: whoever opens it says what is wrong. objects: what reads addresses.
     """
@@ -217,7 +217,7 @@ def files_alone(folder: str, objects: Objects | None = None) -> Sequence[str]:
 
 
 def files_alone_in(folder: str, endings: tuple[str, ...], look: Look = files_alone) -> list[str]:
-    """Return the files directly in a folder that end so, sorted; none where pictures or folders lie beside them.
+    """Return the files directly in a folder that end so, sorted; none where pictures or folders are next to them.
 
     look: what lists it.
     """
@@ -263,7 +263,7 @@ def files_below(
         if found := files_alone_in(path, each, look):
             return found
     raise DataError(
-        f"{path} is a folder without {what}, or with pictures or folders beside them: give one with only them, or "
+        f"{path} is a folder without {what}, or with pictures or folders next to them: give one with only them, or "
         "their paths"
     )
 

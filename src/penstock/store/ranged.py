@@ -1,4 +1,4 @@
-"""Reading several samples of one file, chunk or shard at once, from a source that tells where they lie."""
+"""Reading several samples of one file, chunk or shard at once, from a source that says where they are."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def extents_of(source: Source, ids: Ids) -> tuple[Extents, Failed] | None:
     lacking = [name for name in ("unit_bytes", "read_ranges") if not callable(getattr(source, name, None))]
     if lacking:
         raise ConfigError(
-            f"{source!r} tells where samples lie and has no {' and no '.join(lacking)}: give it those of "
+            f"{source!r} says where samples are and has no {' and no '.join(lacking)}: give it those of "
             "penstock.store.RangedSource, or leave extents out"
         )
     units, offsets, lengths = arrays

@@ -3,7 +3,7 @@
     count (uint32) | begins[count + 1] (uint32 each), the last one the end | anything | samples
     a sample: the size of each column without a fixed one (uint32 each) | the columns
 
-MosaicML's Streaming and LitData write their data so, beside an index in JSON.
+MosaicML's Streaming and LitData write their data so, next to an index in JSON.
 """
 
 from __future__ import annotations
@@ -123,9 +123,9 @@ def _type_of(encoding: str) -> tuple[np.dtype[Any], tuple[int, ...]] | None:
 
 
 def check_beside(name: object) -> None:
-    """Raise ValueError unless a shard that an index names is a file beside it."""
+    """Raise ValueError unless a shard that an index names is a file next to it."""
     if not isinstance(name, str) or os.path.basename(name) != name or name in ("", ".", "..") or "\0" in name:
-        raise ValueError(f"a shard called {name!r}, which is not beside it")
+        raise ValueError(f"a shard called {name!r}, which is not next to it")
 
 
 def check_size(nbytes: object) -> None:

@@ -4,7 +4,7 @@ A format says of which bytes a shard is, so that whoever writes it need know not
 
     begin(ids) | sample(ids[0], data) | sample(ids[1], data) ... | end(bytes)
 
-and which files stand beside the shards. All of it follows from the source alone: the same source has the same bytes.
+and which files are next to the shards. All of it follows from the source alone: the same source has the same bytes.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class ShardFormat(ABC):
     def beside(
         self, names: Sequence[str], file_bytes: Sequence[int], order: Sequence[Ids]
     ) -> dict[str, bytes]:
-        """Return the files beside the shards, by name. names, file_bytes, order: of each shard, its samples last."""
+        """Return the files next to the shards, by name. names, file_bytes, order: of each shard, its samples last."""
         return {}
 
     @abstractmethod

@@ -312,7 +312,7 @@ class _Samples:
 
 
 def key_and_ending(name: bytes) -> tuple[bytes, bytes] | None:
-    """Return the two parts of a member's name, the ending in small letters; None where it is hidden or has no ending.
+    """Return the two parts of a member's name, the ending in lower case; None where it is hidden or has no ending.
 
     >>> key_and_ending(b"a/0001.seg.PNG")
     (b'a/0001', b'seg.png')

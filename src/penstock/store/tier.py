@@ -85,7 +85,7 @@ class SizedTier(Protocol):
         ...
 
     def close(self) -> None:
-        """Forget everything; memory goes when the last view does. Twice is harmless."""
+        """Forget everything; memory is freed with the last view. Twice is harmless."""
         ...
 
 

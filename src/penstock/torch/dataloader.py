@@ -278,10 +278,10 @@ class _Draws:
 
 
 def _check_dataset(dataset: object) -> None:
-    """Raise ConfigError for a data set that can only be gone through, and for a path, whose samples are its letters."""
+    """Raise ConfigError for a data set that is only an iterator, and for a path, whose samples are its characters."""
     if isinstance(dataset, str | bytes | os.PathLike):
         raise ConfigError(
-            f"dataset is {dataset!r:.200}, a path, whose samples would be its letters: penstock.torch.Loader("
+            f"dataset is {dataset!r:.200}, a path, whose samples would be its characters: penstock.torch.Loader("
             f"{dataset!r:.200}, ...) reads what is there; a DataLoader takes a data set"
         )
     if isinstance(dataset, data.IterableDataset):

@@ -1,4 +1,4 @@
-"""Lightning's checkpoints as snapshots: `ModelCheckpoint` says when and which stay, `fit(ckpt_path=...)` goes on."""
+"""Lightning's checkpoints as snapshots: `ModelCheckpoint` says when and which stay, `fit(ckpt_path=...)` resumes."""
 
 from __future__ import annotations
 

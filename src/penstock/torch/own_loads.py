@@ -91,7 +91,7 @@ class OwnLoads:
         self._run.collect(epoch, step)
 
     def _follow(self, of_pass: object) -> None:
-        """Note when a pass is dropped, rather than another one, which may go on beside it."""
+        """Note when a pass is dropped, rather than another one, which may continue meanwhile."""
         if self._pass is None or self._pass() is not of_pass:
             clock, self._left = self._clock, (left := [])
             self._pass = weakref.ref(of_pass, lambda _: left.append(clock()))

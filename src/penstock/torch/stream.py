@@ -204,7 +204,7 @@ class _Decoding(io.RawIOBase):
         self._frames += 1
         if not raw_bytes:
             if self._stored.read(1):
-                raise FormatError("a stream of the checkpoint is damaged: it goes on after its end")
+                raise FormatError("a stream of the checkpoint is damaged: there are bytes after its end")
             self._is_over = True
             return
         is_whole = number < len(_TYPES) and raw_bytes % _TYPES[number].item_bytes == 0

@@ -1,4 +1,4 @@
-"""The Trainer of Hugging Face saves into a snapshot store, and goes on from there."""
+"""The Trainer of Hugging Face saves into a snapshot store, and resumes from there."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class SnapshotCallback(TrainerCallback):
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """Save beside the Trainer, which may save twice after one step."""
+        """Save in addition to the Trainer, which may save twice after one step."""
         if self._is_beside_checkpoints and (self._saving is None or self._saving.step != state.global_step):
             self._save(state)
 

@@ -1,4 +1,4 @@
-"""The file that keeps a trace: bounded, readable while it is written, and as far as it goes where a run dies.
+"""The file that keeps a trace: bounded, readable while it is written, and readable up to where a run died.
 
     file   = header (the run's meta) · chunk* · end?     as penstock.trace.chunks lays them out
     chunk  = "SPAN", spans as `penstock.trace.schema.SPAN` lays them out
@@ -240,7 +240,7 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
 
 
 def read_outline(path: str | os.PathLike[str]) -> Trace:
-    """Read what a trace file has beside its spans and the ids of groups. Raises: as `read_trace`."""
+    """Read what a trace file has in addition to its spans and the ids of groups. Raises: as `read_trace`."""
     return _outline_of(path, lambda chunks, chunk: None)
 
 

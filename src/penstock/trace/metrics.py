@@ -27,7 +27,7 @@ _SAVE, _WRITE, _DRAIN, _LOAD = Kind.SAVE.value, Kind.WRITE.value, Kind.DRAIN.val
 
 @dataclass(frozen=True, slots=True)
 class Meanwhile:
-    """What consumers did while something else ran beside them."""
+    """What consumers did while something else ran."""
 
     stall_seconds: float
     own_seconds: float

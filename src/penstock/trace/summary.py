@@ -151,7 +151,7 @@ class RunningMetrics:
 
     @property
     def waiting(self) -> Spans:
-        """The spans that came and are not summed up, or not with all that ran beside them."""
+        """The spans that came and are not summed up, or not with all that ran meanwhile."""
         return join_spans([self._ahead, self._beside])
 
     @property

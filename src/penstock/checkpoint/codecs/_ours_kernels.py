@@ -172,7 +172,7 @@ def _choose_symbols(
     symbol_of_finest: NDArray[np.uint16],
     rests: Bytes,
 ) -> tuple[Int, float, Int]:
-    """Choose how finely each class of differences is told apart.
+    """Choose how finely classes of differences are distinguished.
 
     counts: uint32[MOST_KEYS], of the values looked at, with exact keys below 2 ** MOST_EXACT.
     bits_of_symbol: what one more symbol costs, in bits for those values.

@@ -75,7 +75,7 @@ FORMS = {dtype: _form_of(dtype) for dtype in DTYPES.values()}
 
 
 class _Scratch(threading.local):
-    """What the loops write to beside their results, kept by each thread that encodes or decodes."""
+    """What the loops write to in addition to their results, kept by each thread that encodes or decodes."""
 
     def __init__(self) -> None:
         self.buffers = {"u4": np.empty(sizes.BUFFER, "u4"), "u8": np.empty(sizes.BUFFER, "u8")}

@@ -61,7 +61,7 @@ _Encoded: TypeAlias = tuple[Kind, Bytes, int, int]
 
 
 def pairs_of(pieces: Iterable[Piece], references: References | None) -> Iterator[Pair]:
-    """Yield the blocks of a snapshot beside those they may be differences to; each is valid until the next."""
+    """Yield the blocks of a snapshot with those they may be differences to; each is valid until the next."""
     scratch = Scratch()
     for layout, first, data in pieces:
         for number, place in enumerate(blocks_of(data.size, layout.dtype), first):

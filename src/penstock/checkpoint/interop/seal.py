@@ -1,4 +1,4 @@
-"""Checksums beside other people's checkpoints, so that a changed bit is found before it is trained on.
+"""Checksums next to other people's checkpoints, so that a changed bit is found before it is trained on.
 
 A seal is a file of JSON: of each file of the checkpoint the name, the size, and the xxh3-128 of each of its chunks; its
 last line is the checksum of the lines above. It finds damage, not forgery: who can change the checkpoint can seal it
@@ -100,7 +100,7 @@ def seal_path(path: str | Path) -> Path:
 
 
 def seal(path: str | Path, *, overwrite: bool = False) -> Seal:
-    """Write the checksums of a checkpoint beside it: of a file, or of all files in a folder and the folders below.
+    """Write the checksums of a checkpoint next to it: of a file, or of all files in a folder and the folders below.
 
     overwrite: whether a seal that is there is written anew. It says nothing about what happened to the files before.
     Raises: ConfigError if there is a seal already, or nothing to seal; DataError naming a file that cannot be read, or

@@ -116,7 +116,7 @@ class Destination:
                 torch_bits(_torch_view(self, leaf.view)).copy_(torch_bits(target.detach()))
 
     def finish(self) -> None:
-        """Take the memory as filled: copy from it what goes elsewhere; let go of it if nothing else needs it."""
+        """Take the memory as filled: copy from it what belongs elsewhere; free it if nothing else needs it."""
         for leaf, target in self._copies:
             if isinstance(target, np.ndarray):
                 _copy_numpy(_numpy_view(self.memory, leaf.view), target)

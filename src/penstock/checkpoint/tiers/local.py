@@ -132,7 +132,7 @@ class LocalTier:
         return LocalDraft(unfinished, self.path / folder, is_joined=join)
 
     def put(self, file: str, data: bytes) -> None:
-        """Write a small file beside the snapshots: it appears whole or not at all. Raises: DataError."""
+        """Write a small file next to the snapshots: it appears complete or not at all. Raises: DataError."""
         unfinished = self.path / f"{_UNFINISHED}{file.removeprefix('.')}-{secrets.token_hex(4)}"
         _write_synced(unfinished, data)
         with named_errors(self.path / file):

@@ -149,7 +149,7 @@ def _infer_concat(node: Node, specs: Sequence[Spec]) -> Sequence[Spec]:
         rest = [None if place == axis else size for place, size in enumerate(shape)]
         if not fits(tuple(rest), tuple(None if place == axis else s for place, s in enumerate(sizes))):
             raise MismatchError(
-                f"shapes {shape_text(known[0])} and {shape_text(shape)} differ beside axis {axis}"
+                f"shapes {shape_text(known[0])} and {shape_text(shape)} differ in another axis than {axis}"
             )
         size = shape[axis]
         total = None if total is None or size is None else total + size

@@ -91,7 +91,7 @@ def _call_with(node: Node, values: Sequence[torch.Tensor], call: Callable[..., A
 
 @dataclass(frozen=True, slots=True)
 class _Counted:
-    """A call whose work is counted, told from others by its operation, arguments and inputs."""
+    """A call whose work is counted, identified by its operation, arguments and inputs."""
 
     op: str
     arguments: str

@@ -69,7 +69,7 @@ def _reach(size: int | None, window: int | None, stride: int, padding: str) -> i
 
 
 def _pads(size: int, window: int, stride: int) -> tuple[int, int]:
-    """Return what SAME adds before and after an axis: the odd one goes after."""
+    """Return what SAME adds before and after an axis: the odd one is added after."""
     total = max((math.ceil(size / stride) - 1) * stride + window - size, 0)
     return total // 2, total - total // 2
 

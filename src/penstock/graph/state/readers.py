@@ -36,7 +36,7 @@ def masked_crc32c(data: bytes) -> int:
 
 
 class Reader:
-    """The records of files, one after the other; each goes to one run only."""
+    """The records of files, one after the other; each is given to one run only."""
 
     def __init__(self, node: Node) -> None:
         self.node = node

@@ -115,7 +115,7 @@ def _store(path: str, **options: Any) -> SnapshotStore:
 
 
 def write_tensors(path: str, tensors: Mapping[str, tuple[str, Value]]) -> None:
-    """Write tensors by name, beside those that are in the folder under other names."""
+    """Write tensors by name, next to those that are in the folder under other names."""
     with _store(path) as store:
         kept: dict[str, Any] = {}
         if store.list():

@@ -523,7 +523,7 @@ def _places(head: bytes) -> tuple[Callable[[memoryview], tuple[Any, ...]], list[
 
 @functools.lru_cache(256)
 def _frame(sizes: tuple[int, ...]) -> list[bytes] | None:
-    """Return what a message of small parts of these sizes is, but for these; None where it goes by blocks."""
+    """Return what a message of small parts of these sizes is, but for these; None where it is sent in blocks."""
     if max(sizes) > _SMALL_BYTES or sum(sizes) > _MOST_MESSAGE_BYTES // 2:
         return None
     numbers = [(len(sizes), 0), *((nbytes, 0) for nbytes in sizes)]

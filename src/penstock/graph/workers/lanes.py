@@ -48,7 +48,7 @@ class StepRecorder:
         return int.from_bytes(named.digest(), "little") or 1
 
     def collect(self, ring: Ring) -> None:
-        """Do nothing: what is recorded goes with the answer."""
+        """Do nothing: what is recorded is sent with the answer."""
 
     def found(self) -> dict[str, Any]:
         """Return what was recorded, for the answer."""

@@ -1,4 +1,4 @@
-"""Why a worker does not answer: what a look at its address tells, by TCP and by the keys of its cluster."""
+"""Why a worker does not answer: what a look at its address shows, by TCP and by the keys of its cluster."""
 
 from __future__ import annotations
 

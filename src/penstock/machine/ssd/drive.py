@@ -159,7 +159,7 @@ class Drive:
         )
 
     def copy(self) -> Drive:
-        """Return a drive in the same state that goes its own way."""
+        """Return a drive in the same state that changes independently."""
         other = object.__new__(Drive)
         other.ssd, other._shift = self.ssd, self._shift
         page_of, logical_of, blocks, ends, chips = self._flash

@@ -1,4 +1,4 @@
-"""What the loop of a drive works on: the arrays that it changes, and the numbers that it goes by."""
+"""What the loop of a drive works on: the arrays that it changes, and the numbers that it uses."""
 
 from __future__ import annotations
 
