@@ -40,16 +40,10 @@ from tests.patience import patient
 Job = list[list[str]]
 
 _MODULES = (
-    "torch.distributed",
-    "torch.distributed.checkpoint",
-    "torch.distributed.fsdp",
-    "torch.distributed.tensor",
-    "penstock.checkpoint.preemption",
-    "penstock.checkpoint.codecs.ours",
-    "penstock.loader.transforms.pipeline",
-    "penstock.torch",
-    "penstock.torch.dcp",
-)
+    "torch.distributed", "torch.distributed.checkpoint", "torch.distributed.fsdp",
+    "torch.distributed.tensor", "penstock.checkpoint.preemption", "penstock.checkpoint.codecs.ours",
+    "penstock.loader.transforms.pipeline", "penstock.torch", "penstock.torch.dcp",
+)  # fmt: skip
 _REQUEST_BYTES = 1 << 17
 
 

@@ -144,14 +144,9 @@ def test_the_benchmark_of_reading_prints_each_cost_beside_its_bound(run: Run) ->
     lines = run("reading")
 
     assert [line.split("  ")[0] for line in lines if line.startswith(("read", "keep"))] == [
-        "read_into",
-        "read",
-        "keep in a fresh memory tier",
-        "read_group, threads: 1",
-        "read, threads: 1",
-        "read_group, threads: 2",
-        "read, threads: 2",
-    ]
+        "read_into", "read", "keep in a fresh memory tier", "read_group, threads: 1", "read, threads: 1",
+        "read_group, threads: 2", "read, threads: 2",
+    ]  # fmt: skip
     assert sum("bound: " in line for line in lines) in (2, 4)  # without or with a C compiler
 
 

@@ -46,23 +46,10 @@ MODULES = sorted(
 IS_MODULE = frozenset(MODULES)
 
 PUBLIC_NAMES = [
-    "AccessPlan",
-    "BundleShuffle",
-    "FullShuffle",
-    "Loader",
-    "LoaderConfig",
-    "Machine",
-    "PenstockError",
-    "SnapshotStore",
-    "StorageClass",
-    "Trace",
-    "calibrate",
-    "open_source",
-    "predict",
-    "read_trace",
-    "report_waits_on",
-    "watch",
-]
+    "AccessPlan", "BundleShuffle", "FullShuffle", "Loader", "LoaderConfig", "Machine", "PenstockError",
+    "SnapshotStore", "StorageClass", "Trace", "calibrate", "open_source", "predict", "read_trace",
+    "report_waits_on", "watch",
+]  # fmt: skip
 
 
 LONGEST_LINES = 80

@@ -33,15 +33,9 @@ from images import HERE, Contender
 from peer_protocol import CACHE, IMAGES
 
 DATA = (
-    "photographs",
-    "thumbnails",
-    "files",
-    "rows",
-    "row lists",
-    "sleeping",
-    "folder of thumbnails",
+    "photographs", "thumbnails", "files", "rows", "row lists", "sleeping", "folder of thumbnails",
     "folder of files",
-)
+)  # fmt: skip
 #: Name, side and workers (0 of Penstock: as it likes).
 SIDES = (
     *((f"DataLoader, {workers} workers", "torch", workers) for workers in (0, 1, 2, 4)),

@@ -299,17 +299,8 @@ def test_the_command_prints_json_and_draws_and_waits_for_ranks_as_long_as_it_may
     slow, fast = folders
     picture = slow.parent / "saves.png"
     arguments = [
-        "bench",
-        "checkpoint",
-        "--to",
-        str(slow),
-        "--fast",
-        str(fast),
-        "--peers",
-        "none",
-        "--steps",
-        "2",
-    ]
+        "bench", "checkpoint", "--to", str(slow), "--fast", str(fast), "--peers", "none", "--steps", "2",
+    ]  # fmt: skip
     arguments += ["--every", "1", "--repeats", "2", "--state-size", "10kB", "--step-seconds", "1ms", "--json"]
 
     assert main([*arguments, "--seconds", "300", "--plot", str(picture)]) == 0

@@ -273,16 +273,9 @@ def test_a_batch_that_ranks_cannot_share_equally_is_refused(good: Path) -> None:
 def test_the_command_prints_json_and_draws(good: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["bench", "train", str(good), "--batch-size", "2,4", "--steps", "2", "--repeats", "2"]
     arguments += [
-        "--threads",
-        "1",
-        "--prefetch",
-        "0,1",
-        "--step-seconds",
-        "1ms",
-        "--json",
-        "--plot",
+        "--threads", "1", "--prefetch", "0,1", "--step-seconds", "1ms", "--json", "--plot",
         str(good.parent / "t.svg"),
-    ]
+    ]  # fmt: skip
 
     assert main(arguments) == 0
 

@@ -209,16 +209,10 @@ def test_a_snapshot_of_many_ranks_is_exported_whole(folder: Path, tmp_path: Path
 
     main(
         [
-            "snapshots",
-            "export",
-            str(folder / "store"),
-            str(tmp_path / "out"),
-            "--step",
-            "7",
-            "--part",
+            "snapshots", "export", str(folder / "store"), str(tmp_path / "out"), "--step", "7", "--part",
             "model",
         ]
-    )
+    )  # fmt: skip
 
     exported = load_file(tmp_path / "out" / "model.safetensors")
     expected = arrays_of(7)

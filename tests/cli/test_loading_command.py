@@ -47,14 +47,8 @@ def test_every_policy_is_a_row_of_a_table_that_a_terminal_can_show(
 
 def test_na_is_said_with_its_reason(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = [
-        "simulate",
-        "loading",
-        "scenario3",
-        "--epochs",
-        "1",
-        "--policies",
-        "lbann-dynamic,lower-bound",
-    ]
+        "simulate", "loading", "scenario3", "--epochs", "1", "--policies", "lbann-dynamic,lower-bound",
+    ]  # fmt: skip
     assert main(arguments) == 0
 
     shown = capsys.readouterr().out

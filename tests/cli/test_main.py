@@ -116,24 +116,8 @@ def test_trace_shows_stages_and_the_slowest_by_name_and_writes_what_perfetto_rea
     out = capsys.readouterr().out
     rows = [line.split() for line in out.splitlines()]
     assert [
-        "0",
-        "read",
-        "from",
-        "the",
-        "source",
-        "1",
-        "1",
-        "100",
-        "B",
-        "1",
-        "s",
-        "1",
-        "s",
-        "1",
-        "s",
-        "1",
-        "s",
-    ] in rows
+        "0", "read", "from", "the", "source", "1", "1", "100", "B", "1", "s", "1", "s", "1", "s", "1", "s",
+    ] in rows  # fmt: skip
     assert ["decode", "500", "ms", "1", "s", "0", "0", "1", "cat/0003.jpg"] in rows
     exported = trace.with_name("run.json.gz")
     assert f"The export: {exported}" in out

@@ -91,16 +91,9 @@ def test_what_the_loader_runs_is_named_beside_the_best_and_the_slow_beside_the_f
 ) -> None:
     """One rank with memory and a disk runs today, and the memory of the other of two ranks does not."""
     common = (
-        scenario,
-        "--price",
-        "memory=3/GB",
-        "--price",
-        "local-disk=0.01/GB",
-        "--within",
-        "200%",
-        "--jobs",
+        scenario, "--price", "memory=3/GB", "--price", "local-disk=0.01/GB", "--within", "200%", "--jobs",
         "1",
-    )
+    )  # fmt: skip
     plan(*common, "--ranks", "1,2", "--memory", "0,400MB", "--local-disk", "400MB")
 
     out = capsys.readouterr().out
@@ -110,18 +103,9 @@ def test_what_the_loader_runs_is_named_beside_the_best_and_the_slow_beside_the_f
     )
 
     plan(
-        *common,
-        "--ranks",
-        "1,2",
-        "--memory",
-        "100MB,400MB",
-        "--local-disk",
-        "0",
-        "--price",
-        "rank=1",
-        "--deadline",
-        "1h",
-    )
+        *common, "--ranks", "1,2", "--memory", "100MB,400MB", "--local-disk", "0", "--price", "rank=1",
+        "--deadline", "1h",
+    )  # fmt: skip
 
     out = capsys.readouterr().out
     assert "reads other ranks' memory where share=" in out
@@ -151,17 +135,12 @@ def test_the_cheapest_machine_is_named_and_all_are_kept(
 ) -> None:
     plan(
         *(
-            scenario,
-            "--memory",
-            "0,100MB",
-            "--local-disk",
-            "0,200MB",
-            "--policies",
+            scenario, "--memory", "0,100MB", "--local-disk", "0,200MB", "--policies",
             "frequency,naive,lbann-preloading",
         ),
         *("--staging", "40MB", "--price", "memory=3/GB", "--price", "local-disk=0.1/GB", "--within", "100%"),
         *("--jobs", "1", "--plot", "plan.png"),
-    )
+    )  # fmt: skip
 
     out = capsys.readouterr().out
     assert "Price against time" in out

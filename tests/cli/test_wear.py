@@ -70,17 +70,9 @@ def test_the_table_names_what_is_missing_and_what_is_scaled(
     sizes.write_text(json.dumps({"format": "penstock snapshot sizes 1", "models": [model]}))
 
     run(
-        "--drive",
-        ssd,
-        "--sizes",
-        str(sizes),
-        "--parameters",
-        "1000000",
-        "--snap-dis",
-        "5",
-        "--every",
+        "--drive", ssd, "--sizes", str(sizes), "--parameters", "1000000", "--snap-dis", "5", "--every",
         "25 min",
-    )
+    )  # fmt: skip
 
     out = capsys.readouterr().out
     assert "plain: 2 snapshots of 1,000,000 parameters" in out
@@ -180,15 +172,9 @@ def test_repeating_multiplies_what_is_written(
 def test_pictures_are_drawn(ssd: str, stream: str, tmp_path: Path) -> None:
     run("--drive", ssd, "--recording", stream, "--plot", str(tmp_path / "blocks.svg"))
     run(
-        "--drive",
-        ssd,
-        "--models",
-        "digits-cnn",
-        "--parameters",
-        "1000",
-        "--plot",
+        "--drive", ssd, "--models", "digits-cnn", "--parameters", "1000", "--plot",
         str(tmp_path / "methods.svg"),
-    )
+    )  # fmt: skip
 
     assert (tmp_path / "blocks.svg").stat().st_size > 1_000
     assert (tmp_path / "methods.svg").stat().st_size > 1_000

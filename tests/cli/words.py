@@ -27,43 +27,19 @@ OTHER_WORDS = {
 #: And in every JSON document: of a job, of results, of times and shares.
 OTHER_WORDS_OF_JSON = {
     *(
-        "batch_per_rank",
-        "clients",
-        "seeds",
-        "schemes",
-        "methods",
-        "headroom",
-        "waited",
-        "waited_seconds",
+        "batch_per_rank", "clients", "seeds", "schemes", "methods", "headroom", "waited", "waited_seconds",
         "run_time",
     ),
     *(
-        "hit_rate",
-        "hit_ratio",
-        "bound_hit_ratio",
-        "ssd_bytes",
-        "ram_bytes",
-        "string",
-        "recorder",
-        "points",
-        "runs",
-        "rows",
-        "curves",
-        "panels",
+        "hit_rate", "hit_ratio", "bound_hit_ratio", "ssd_bytes", "ram_bytes", "string", "recorder",
+        "points", "runs", "rows", "curves", "panels",
     ),
-}
+}  # fmt: skip
 
 #: And no argument or field of what the reference documents.
 OTHER_WORDS_OF_PYTHON = {
     *(
-        "batch_per_rank",
-        "headroom",
-        "hit_rate",
-        "hit_ratio",
-        "recorder",
-        "repeat",
-        "replace",
-        "run_time",
+        "batch_per_rank", "headroom", "hit_rate", "hit_ratio", "recorder", "repeat", "replace", "run_time",
     ),
     *("say", "schemes", "telling", "waited", "waited_seconds", "ram_bytes", "ssd_bytes", "is_whole"),
-}
+}  # fmt: skip

@@ -247,16 +247,9 @@ def test_what_a_command_did_is_summed_up_whatever_a_switch_would_bring(
     assert "own.trace is Penstock's already, and is left out of both sides" in data["switch"]["notes"]
     assert [part.name for part in open_run(both).parts] == ["own.trace", "0.trace"]
     words = [
-        "explain",
-        str(both),
-        "--source",
-        str(folder),
-        "--machine",
-        str(machine),
-        "--memory",
-        "64MiB",
+        "explain", str(both), "--source", str(folder), "--machine", str(machine), "--memory", "64MiB",
         "--json",
-    ]
+    ]  # fmt: skip
     assert main(words) == 0
     data = json.loads(capsys.readouterr().out)
     assert data["switch"]["steps"] == 4

@@ -1114,16 +1114,10 @@ def test_a_sharded_snapshot_is_exported_in_one_command(folder: Path, tmp_path: P
 
     main(
         [
-            "snapshots",
-            "export",
-            str(folder / "store"),
-            str(tmp_path / "out"),
-            "--step",
-            "3",
-            "--part",
+            "snapshots", "export", str(folder / "store"), str(tmp_path / "out"), "--step", "3", "--part",
             "model",
         ]
-    )
+    )  # fmt: skip
 
     expected = torch.load(folder / "expected-3.pt", weights_only=True)["model"]
     exported = load_file(tmp_path / "out" / "model.safetensors")

@@ -195,16 +195,9 @@ def state() -> dict[str, Any]:
     generator = torch.Generator().manual_seed(5)
     bits = torch.randint(0, 256, (4096,), dtype=torch.uint8, generator=generator)
     dtypes = (
-        "float64",
-        "float32",
-        "float16",
-        "bfloat16",
-        "float8_e4m3fn",
-        "int64",
-        "int8",
-        "uint8",
+        "float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "int64", "int8", "uint8",
         "complex64",
-    )
+    )  # fmt: skip
     tensors = {name: bits.view(getattr(torch, name)).clone() for name in dtypes}
     return {
         **tensors,

@@ -167,14 +167,6 @@ def _table(found: InputRates) -> Table:
             )
         )
     columns = (
-        "work",
-        "loader",
-        "threads",
-        "batch",
-        "samples/s",
-        "spread",
-        "MiB/s",
-        "of sequential",
-        "skipped",
-    )
+        "work", "loader", "threads", "batch", "samples/s", "spread", "MiB/s", "of sequential", "skipped",
+    )  # fmt: skip
     return Table(f"Input, page cache {found.page_cache}", columns, rows)

@@ -143,18 +143,9 @@ def _show(options: argparse.Namespace, found: TrainingResults) -> None:
         for each in found.results
     ]
     columns = (
-        "prefetch",
-        "threads",
-        "batch",
-        "run",
-        "waiting",
-        "of run",
-        "reads",
-        "decodes",
-        "read",
-        "at most",
+        "prefetch", "threads", "batch", "run", "waiting", "of run", "reads", "decodes", "read", "at most",
         "loss",
-    )
+    )  # fmt: skip
     notes = [f"{found.steps} steps a run; read: what {found.results[-1].flow.place} moved."]
     if found.has_equal_losses:
         notes.append("The losses are equal, bit by bit, in all runs of a batch size.")

@@ -101,16 +101,8 @@ def _tables(scenario: Scenario, policies: Sequence[LoadingPolicy], runs: Sequenc
         rows = runs[begin : begin + len(policies)]
         lower = next((row.mean_seconds for row in rows if row.policy == "lower-bound"), None)
         columns = [
-            "policy",
-            "run (s)",
-            "ratio",
-            "loads (s)",
-            "waits (s)",
-            "store",
-            "tier",
-            "peer",
-            "data",
-        ]
+            "policy", "run (s)", "ratio", "loads (s)", "waits (s)", "store", "tier", "peer", "data",
+        ]  # fmt: skip
         title = (
             f"{scenario.name}: {format_count(rows[0].ranks, 'rank')}, {format_count(scenario.samples, 'sample')}, "
             f"{format_count(scenario.epochs, 'epoch')}"

@@ -319,16 +319,8 @@ def _table(plan: SavePlan, machine: Machine, alternatives: Sequence[_Alternative
         f"{format_count(saves, 'save')} of {format_bytes(plan.state_bytes)}, every {plan.steps[0]:,} steps, "
         f"{format_count(machine.ranks, 'rank')}",
         [
-            "fast tier",
-            "drain cap",
-            "blocked",
-            "reads slowed",
-            "of the run",
-            "durable within",
-            "drained within",
-            "saves on it",
-            "most on it",
-            "sufficient",
+            "fast tier", "drain cap", "blocked", "reads slowed", "of the run", "durable within",
+            "drained within", "saves on it", "most on it", "sufficient",
         ],
         [
             [
@@ -345,4 +337,4 @@ def _table(plan: SavePlan, machine: Machine, alternatives: Sequence[_Alternative
             ]
             for each in alternatives
         ],
-    )
+    )  # fmt: skip

@@ -251,15 +251,9 @@ def _chosen(answer: Answer, of_row: Mapping[Row, dict[str, Any]]) -> dict[str, A
 
 #: Columns of the Parquet file that are no floating-point numbers.
 _INTEGERS = [
-    "ranks",
-    "staging_bytes",
-    "memory_bytes",
-    "local_disk_bytes",
-    "samples",
-    "batch_size",
-    "epochs",
+    "ranks", "staging_bytes", "memory_bytes", "local_disk_bytes", "samples", "batch_size", "epochs",
     "seed",
-]
+]  # fmt: skip
 _TEXTS = ["policy", "not_runnable_reason", "status", "reason", "scenario", "penstock_version"]
 
 

@@ -33,19 +33,9 @@ from penstock.units import is_integer
 
 #: What columns of files and of labels are called, the usual first.
 FILE_COLUMNS = (
-    "file_name",
-    "filename",
-    "file",
-    "path",
-    "filepath",
-    "file_path",
-    "image",
-    "image_path",
-    "image_file",
-    "img",
-    "image_id",
-    "id",
-)
+    "file_name", "filename", "file", "path", "filepath", "file_path", "image", "image_path", "image_file",
+    "img", "image_id", "id",
+)  # fmt: skip
 LABEL_COLUMNS = ("label", "labels", "class", "class_name", "category", "target")
 #: Columns that are labels: one, several by their names, or by names of yours, of which one may join several columns.
 Columns = str | Sequence[str] | Mapping[str, str | Sequence[str]] | None

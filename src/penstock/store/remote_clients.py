@@ -672,18 +672,11 @@ def _text_of(tag: object) -> str | None:
 _TAGS = (
     *("ETag", "etag", "e_tag", "md5Hash", "content_md5", "checksum", "blob_id", "sha", "crc32c"),
     *(
-        "LastModified",
-        "last_modified",
-        "last_commit",
-        "mtime",
-        "modificationTime",
-        "modification_time",
-        "modify",
-        "updated",
-        "modified",
+        "LastModified", "last_modified", "last_commit", "mtime", "modificationTime", "modification_time",
+        "modify", "updated", "modified",
     ),
     "created",
-)
+)  # fmt: skip
 
 
 def _of_driver(error: Exception) -> RequestError:

@@ -43,18 +43,9 @@ _pinned: Callable[[Any, str | None], Any] = pin_memory.pin_memory
 _VERSION = 1
 #: Arguments that a DataLoader made like another has of it as they are.
 _SAME = (
-    "num_workers",
-    "collate_fn",
-    "pin_memory",
-    "timeout",
-    "worker_init_fn",
-    "multiprocessing_context",
-    "generator",
-    "prefetch_factor",
-    "persistent_workers",
-    "pin_memory_device",
-    "in_order",
-)
+    "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context",
+    "generator", "prefetch_factor", "persistent_workers", "pin_memory_device", "in_order",
+)  # fmt: skip
 
 
 class DataLoader(data.DataLoader[T]):

@@ -45,14 +45,8 @@ from penstock.trace.trace import JSON, Trace
 _FORMAT = Format(b"PENTRACE", 2, "a trace", "that a loader wrote with trace=", "content")
 _DROPPED, _COUNT = struct.Struct("<Q"), struct.Struct("<I")
 _SPANS, _IDS, _IDS_32, _NAMES, _SUMS, _SLOWEST, _END = (
-    b"SPAN",
-    b"IDS ",
-    b"ID32",
-    b"NAME",
-    b"SUMS",
-    b"SLOW",
-    b"DONE",
-)
+    b"SPAN", b"IDS ", b"ID32", b"NAME", b"SUMS", b"SLOW", b"DONE",
+)  # fmt: skip
 _VERSION = 1
 #: Bounds what a crash within one append can lose, and what a reader holds at once: 4 MiB.
 _CHUNK_SPANS = 65_536

@@ -20,14 +20,8 @@ def test_a_store_that_is_right_survives_faults_at_every_kind_of_call(savers: Sav
     tried = sample(cases(sites, ["KILL", "ENOSPC", "EIO"]), 100)
 
     assert {site.call for site, _ in tried} >= {
-        "openat",
-        "write",
-        "fsync",
-        "rename",
-        "unlink",
-        "close",
-        "mkdir",
-    }
+        "openat", "write", "fsync", "rename", "unlink", "close", "mkdir",
+    }  # fmt: skip
     assert survive_faults(savers, RIGHT, top, SESSIONS, tried) == len(tried)
 
 

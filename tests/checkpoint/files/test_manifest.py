@@ -175,14 +175,9 @@ def lies() -> dict[str, Callable[[dict[str, Any]], object]]:
     setting("parts", None, {}, [[]], [1], [["part-00000.pst", 708]], [])
     setting("tensors", None, {}, [[]], [1], ["abcdef"], [])
     part(
-        0,
-        "../part-00000.pst",
-        "/etc/passwd",
-        "part-00000.pst\0",
-        "part-0.pst",
-        "part-00000.pst\n",
+        0, "../part-00000.pst", "/etc/passwd", "part-00000.pst\0", "part-0.pst", "part-00000.pst\n",
         "manifest.json",
-    )
+    )  # fmt: skip
     part(0, "part-00000/../../x.pst", "part-00001-" + "b" * 32 + ".pst", "", None, 7)
     part(1, *numbers, 0, 87, 88 + 119, 88 + 3 * 40 + 48 + 4 * BLOCK_VALUES + 25, 2**62)
     part(2, None, "", "A" * 32, "a" * 31, 5)
