@@ -8,14 +8,13 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from math import inf
 from random import Random
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.simulate.given import Given
-from tests.simulate.random_jobs import random_job
+from tests.simulate.random_jobs import random_fills, random_job
 
 from penstock.errors import ConfigError
 from penstock.machine import Curve, Machine, Rate, SharedStore, StorageClass
@@ -263,19 +262,8 @@ class _Model:
 
 def _loading(random: Random, job: Job) -> Loading:
     """What no policy of the thesis decides: any mixture of fills and switches that the machine has space for."""
-    storage, samples = job.machine.storage, job.plan.samples
-    fills = []
-    for rank in range(job.ranks):
-        order = random.sample(range(samples), samples)
-        cuts = sorted(random.randint(0, samples) for _ in storage[1:])
-        for tier, (begin, end) in enumerate(itertools.pairwise([0, *cuts]), start=1):
-            kept = np.array(order[begin:end], np.int64)
-            fits = np.cumsum(job.sizes_bytes[kept]) <= storage[tier].capacity_bytes
-            is_before = random.random() < 0.5
-            origin: Any = random.choice(["store", "peers"]) if is_before else "store"
-            fills.append(Fill(rank, tier, kept[fits], origin, is_before))
     return Loading(
-        fills,
+        random_fills(random, job, ["store"])[0],
         stages=random.random() < 0.8,
         stages_from_store=random.random() < 0.5,
         stages_from_peers=random.random() < 0.5,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
+from tests.contracts.test_split_contract import backwards
 from tests.for_each import for_each
 
 from penstock.errors import ConfigError
@@ -22,11 +22,6 @@ from penstock.plan import (
     Uniform,
 )
 from penstock.plan.splits import as_split, imbalanced
-
-
-def backwards(batch: int, ranks: int) -> NDArray[np.int64]:
-    """A user's own split: the batch dealt from the last rank to the first, two samples at a time."""
-    return ranks - 1 - np.arange(batch) // 2 % ranks
 
 
 def split_for(draw: st.DrawFn, ranks: int) -> Split:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from math import inf
 from random import Random
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from penstock.machine import Curve, Machine, Rate, SharedStore, StorageClass
 from penstock.plan import AccessPlan, FullShuffle
-from penstock.policy.loading import Job
+from penstock.policy.loading import Fill, Job
 
 
 def random_rate(random: Random) -> float:
@@ -65,3 +69,25 @@ def random_job(random: Random, *, has_latency: bool) -> Job:
     machine = random_machine(random, plan.ranks, has_latency=has_latency)
     sizes = np.array([random.randint(1, 40) for _ in range(plan.samples)], np.int64)
     return Job(plan, sizes, machine, random.randint(0, 9))
+
+
+def random_fills(
+    random: Random, job: Job, origins: Sequence[str]
+) -> tuple[list[Fill], list[NDArray[np.int64]]]:
+    """Return fills that no policy decides, as far as tiers have space, and of each rank the samples that none has.
+
+    origins: of fills that go on while the training runs; others are from the store or from peers.
+    """
+    storage, samples = job.machine.storage, job.plan.samples
+    fills, spares = [], []
+    for rank in range(job.ranks):
+        order = random.sample(range(samples), samples)
+        cuts = sorted(random.randint(0, samples) for _ in storage[1:])
+        for tier, (begin, end) in enumerate(itertools.pairwise([0, *cuts]), start=1):
+            kept = np.array(order[begin:end], np.int64)
+            fits = np.cumsum(job.sizes_bytes[kept]) <= storage[tier].capacity_bytes
+            is_before = random.random() < 0.5
+            origin: Any = random.choice(["store", "peers"] if is_before else origins)
+            fills.append(Fill(rank, tier, kept[fits], origin, is_before))
+        spares.append(np.array(order[cuts[-1] if cuts else samples :], np.int64))
+    return fills, spares

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import fields
 from random import Random
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.simulate.given import Given
-from tests.simulate.random_jobs import random_job
+from tests.simulate.random_jobs import random_fills, random_job
 
 from penstock.errors import ConfigError
 from penstock.kernel_cache import kept_loop
-from penstock.policy.loading import Fill, Job, Loading
+from penstock.policy.loading import Job, Loading
 from penstock.policy.push import decide_push
 from penstock.simulate import loading as virtual_time
 from penstock.simulate.policies import POLICY_NAMES, policy_named
@@ -28,18 +26,7 @@ from penstock.trace.schema import SOURCE
 
 def _loading(random: Random, job: Job) -> Loading:
     """What no policy of ours decides: any mixture of fills, hits and switches that the machine has space for."""
-    storage, samples = job.machine.storage, job.plan.samples
-    fills, spares = [], []
-    for rank in range(job.ranks):
-        order = random.sample(range(samples), samples)
-        cuts = sorted(random.randint(0, samples) for _ in storage[1:])
-        for tier, (begin, end) in enumerate(itertools.pairwise([0, *cuts]), start=1):
-            kept = np.array(order[begin:end], np.int64)
-            fits = np.cumsum(job.sizes_bytes[kept]) <= storage[tier].capacity_bytes
-            is_before = random.random() < 0.5
-            origin: Any = random.choice(["store", "peers"] if is_before else ["store", "hand-over"])
-            fills.append(Fill(rank, tier, kept[fits], origin, is_before))
-        spares.append(np.array(order[cuts[-1] if cuts else samples :], np.int64))
+    fills, spares = random_fills(random, job, ["store", "hand-over"])
     # What goes from reader to reader has no home.
     hands_on = random.random() < 0.3
     if hands_on:
@@ -56,7 +43,7 @@ def _loading(random: Random, job: Job) -> Loading:
         stages_from_peers=random.random() < 0.5,
         hits=hits if hands_on else None,
         drops=drops,
-        spares=spares if drops and len(storage) > 1 else None,
+        spares=spares if drops and len(job.machine.storage) > 1 else None,
     )
 
 

@@ -139,20 +139,6 @@ def test_a_file_that_is_cut_off_or_none_is_an_error(tmp_path: Path, stream: bool
             ArrowFiles(file)
 
 
-def test_columns_that_do_not_do_are_named(tmp_path: Path) -> None:
-    file = write(tmp_path / "a.arrow", pa.table({"one": [b"1"], "two": [b"2"], "n": [{"of": 1.5}]}))
-
-    with pytest.raises(ConfigError, match=r"sample is None; its columns are one \(binary\), two \(binary\)"):
-        ArrowFiles(file)
-    with pytest.raises(ConfigError, match="sample is 'n'; its columns are"):
-        ArrowFiles(file, sample="n")
-    with pytest.raises(ConfigError, match="label is 'n'; its columns are"):
-        ArrowFiles(file, sample="one", label="n")
-    other = write(tmp_path / "b.arrow", pa.table({"two": [b"2"]}))
-    with pytest.raises(DataError, match=r"b\.arrow has no column 'one', unlike the first file"):
-        ArrowFiles([file, other], sample="one", label=None)
-
-
 def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.arrow")
 

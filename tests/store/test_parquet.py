@@ -34,6 +34,14 @@ def write(file: Path, table: Any, rows: int = 3, **how: Any) -> Path:
     return file
 
 
+def write_for(opener: Any, file: Path, table: Any, rows: int = 3) -> Path:
+    if opener is ParquetFiles:
+        return write(file, table, rows)
+    with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_file(sink, table.schema) as out:
+        out.write_table(table, max_chunksize=rows)
+    return file
+
+
 def pictures(contents: Sequence[bytes | None], labels: Sequence[Any], kind: Any = None) -> Any:
     return pa.table({"image": pa.array(contents, kind or pa.binary()), "label": labels})
 
@@ -197,12 +205,7 @@ def test_several_columns_of_numbers_are_labels_by_name(
     keep_catalogs(tmp_path, monkeypatch)
     for number in range(2):
         table = with_measures(numbers(200)[: 100 + number] * 6, 600 * number)
-        if opener is ParquetFiles:
-            file = write(tmp_path / f"{number}.table", table, 50)
-        else:
-            file = tmp_path / f"{number}.table"
-            with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_file(sink, table.schema) as out:
-                out.write_table(table, max_chunksize=50)
+        write_for(opener, tmp_path / f"{number}.table", table, 50)
     names = ["weight", "count", "box", "odd"]
 
     for opening in range(3):  # the second time by the catalog, the third in part
@@ -544,21 +547,23 @@ def test_an_encrypted_file_is_refused(tmp_path: Path) -> None:
         ParquetFiles(file)
 
 
-def test_columns_that_do_not_do_are_named(tmp_path: Path) -> None:
-    file = write(tmp_path / "a.parquet", pa.table({"one": [b"1"], "two": [b"2"], "n": [{"of": 1.5}]}))
+@pytest.mark.parametrize("opener", [ParquetFiles, ArrowFiles])
+def test_columns_that_do_not_do_are_named(tmp_path: Path, opener: Any) -> None:
+    table = pa.table({"one": [b"1"], "two": [b"2"], "n": [{"of": 1.5}]})
+    file = write_for(opener, tmp_path / "a.table", table)
 
     with pytest.raises(ConfigError, match=r"sample is None; its columns are one \(binary\), two \(binary\)"):
-        ParquetFiles(file)
-    with pytest.raises(ConfigError, match="give sample= to penstock"):
-        ParquetFiles(file, sample="n")
+        opener(file)
+    with pytest.raises(ConfigError, match=r"sample is 'n'; its columns are .* give sample= to penstock"):
+        opener(file, sample="n")
     with pytest.raises(ConfigError, match="label is 'n'; its columns are"):
-        ParquetFiles(file, sample="one", label="n")
-    other = write(tmp_path / "b.parquet", pa.table({"two": [b"2"]}))
-    with pytest.raises(DataError, match=r"b\.parquet has no column 'one', unlike the first file"):
-        ParquetFiles([file, other], sample="one", label=None)
-    third = write(tmp_path / "c.parquet", pa.table({"one": [3]}))
-    with pytest.raises(DataError, match=r"c\.parquet has int64 where the first file has bytes"):
-        ParquetFiles([file, third], sample="one", label=None)
+        opener(file, sample="one", label="n")
+    other = write_for(opener, tmp_path / "b.table", pa.table({"two": [b"2"]}))
+    with pytest.raises(DataError, match=r"b\.table has no column 'one', unlike the first file"):
+        opener([file, other], sample="one", label=None)
+    third = write_for(opener, tmp_path / "c.table", pa.table({"one": [3]}))
+    with pytest.raises(DataError, match=r"c\.table has int64 where the first file has bytes"):
+        opener([file, third], sample="one", label=None)
 
 
 def test_what_is_no_file_is_refused(tmp_path: Path) -> None:

@@ -53,6 +53,9 @@ def _lightning() -> None:
 STEPS_PER_EPOCH = 4
 #: Of a Lightning trainer; what else `fit` is given is for `ModelCheckpoint`.
 OPTIONS = {"accumulate_grad_batches", "val_check_interval", "limit_train_batches"}
+QUIET: dict[str, Any] = {
+    "accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_model_summary": False,
+}  # fmt: skip
 
 
 class Batches:
@@ -111,10 +114,7 @@ def fit(tmp_path: Path, store: SnapshotStore) -> Callable[..., Net]:
             **options,
             max_steps=until,
             max_epochs=epochs,
-            accelerator="cpu",
-            logger=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
+            **QUIET,
             default_root_dir=tmp_path,
             plugins=[SnapshotIO(store)],
             callbacks=[
@@ -371,10 +371,7 @@ def test_after_a_signal_no_rank_ends_before_the_snapshot_is_durable(
 
     trainer = pl.Trainer(
         max_steps=8,
-        accelerator="cpu",
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
+        **QUIET,
         default_root_dir=tmp_path,
         plugins=[SnapshotIO(held_back)],
         callbacks=[SaveOnSignal(grace_seconds=60), Ending(), ModelCheckpoint(dirpath=tmp_path / "names")],
@@ -392,11 +389,8 @@ def test_after_a_signal_no_rank_ends_before_the_snapshot_is_durable(
 def test_a_training_that_saves_on_a_signal_has_to_know_where(tmp_path: Path) -> None:
     trainer = pl.Trainer(
         max_steps=1,
-        accelerator="cpu",
-        logger=False,
+        **QUIET,
         enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
         default_root_dir=tmp_path,
         callbacks=[SaveOnSignal(grace_seconds=60)],
     )
@@ -603,10 +597,7 @@ def test_a_training_of_lightning_resumes_in_the_midst_of_an_epoch(tmp_path: Path
         module = Seen()
         trainer = pl.Trainer(
             max_epochs=2,
-            accelerator="cpu",
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            logger=False,
+            **QUIET,
             callbacks=[] if checkpoint else [saving],
             enable_checkpointing=checkpoint is None,
         )

@@ -62,14 +62,7 @@ class ParquetFiles(DecodedFiles, CataloguedFiles):
     once for the sizes of the samples, which are kept as a catalog.
 
     paths: a path, a pattern such as "train-*.parquet", a folder of Parquet files, or a list of these.
-    sample: the column that is the sample, of bytes or text, or of pictures as datasets keeps them, with a field of
-        bytes. Unless given, the first that there is of image, img, bytes, picture, jpg and png, or the only one.
-    label: the column that is the label, of numbers, lists of one length, or text; "auto" is the first that there is of
-        label, labels, class, cls and target, or no label; None takes none. Names are numbered in sorted order; integers
-        keep their numbers, and get the names that datasets keeps beside the schema. A list of columns of numbers gives
-        several, by name.
-    classes: the names of labels in the order of their numbers, such as those of the training's source; an error for
-        others. Sorted by name unless given.
+    sample, label, classes: as in `ArrowFiles`.
     memory: for row groups that are decoded, beside the loader's; of one, the column of the samples alone. Those that
         are being decoded, as many as there are cores, take up to four times their size meanwhile; while files are
         indexed, as many as memory holds.
