@@ -42,11 +42,7 @@ for _ in range(int(sys.argv[2])):
 print(time.perf_counter() - begin)
 """
 TRAINING = Path(__file__).with_name("_blocks_training.py")
-SAMPLERS = {
-    "torch": "PyTorch's RandomSampler",
-    "bundle": "bundles",
-    "alternate": "bundles, alternating",
-}
+SAMPLERS = {"torch": "PyTorch's RandomSampler", "bundle": "bundles", "alternate": "bundles, alternating"}
 
 
 def main(arguments: list[str] | None = None) -> None:

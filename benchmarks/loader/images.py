@@ -97,16 +97,7 @@ def contenders(images: Path, threads: int, worker_counts: Sequence[int], cores: 
         return [here, "peer_penstock.py", *common, *several, *how]
 
     def limit(resampling: str, recipe: str = "plain") -> list[str]:
-        return [
-            here,
-            "peer_limit.py",
-            *common,
-            *several,
-            "--resampling",
-            resampling,
-            "--recipe",
-            recipe,
-        ]
+        return [here, "peer_limit.py", *common, *several, "--resampling", resampling, "--recipe", recipe]
 
     found = [
         Contender("penstock antialiased", penstock("loader", "antialias")),

@@ -57,10 +57,7 @@ class BatchedCrops(Crops):
 
 @njit(nogil=True, cache=True)
 def normalise(
-    picture: NDArray[np.uint8],
-    mean: NDArray[Any],
-    inverse: NDArray[Any],
-    out: NDArray[np.float32],
+    picture: NDArray[np.uint8], mean: NDArray[Any], inverse: NDArray[Any], out: NDArray[np.float32]
 ) -> None:
     """picture: [height, width, 3]. out: [3, height, width]."""
     for channel in range(3):

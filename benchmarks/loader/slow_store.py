@@ -29,12 +29,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 import penstock.torch as pt
-from penstock.loader.transforms import (
-    Normalize,
-    RandomHorizontalFlip,
-    RandomResizedCrop,
-    ToTensor,
-)
+from penstock.loader.transforms import Normalize, RandomHorizontalFlip, RandomResizedCrop, ToTensor
 from penstock.machine import Machine, StorageClass
 from penstock.measure.calibrate import calibrate, decode_with
 from penstock.measure.demo import StoredImages, many_workers

@@ -151,13 +151,7 @@ def train(job: dict[str, Any], source: SlowSource, made: Made, pipes: Pipes) -> 
         predicted = sum(waited for _, waited in predicted_epochs(loader, job)) if own.rank == 0 else 0.0
     model = hashlib.blake2b(learned.weights.tobytes(), digest_size=8).hexdigest()
     accuracy = learned.accuracy() if own.rank == 0 else 0.0
-    return {
-        "waits": waits,
-        "seconds": seconds,
-        "model": model,
-        "accuracy": accuracy,
-        "predicted": predicted,
-    }
+    return {"waits": waits, "seconds": seconds, "model": model, "accuracy": accuracy, "predicted": predicted}
 
 
 class Row(NamedTuple):

@@ -660,8 +660,7 @@ def print_targets(
     for order in orders:
         falling = [order.shares[name] for name in paper]
         told(
-            falling == sorted(falling, reverse=True),
-            f"{order.group}: the paper's order {' > '.join(paper)}",
+            falling == sorted(falling, reverse=True), f"{order.group}: the paper's order {' > '.join(paper)}"
         )
         growing = list(order.chain_deltas.values())
         told(growing == sorted(growing), f"{order.group}: chain's deltas grow with snap_dis")

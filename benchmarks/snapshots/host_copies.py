@@ -86,10 +86,7 @@ def run_rank(
 def run_job(ranks: int, nbytes: int, rounds: int) -> list[dict[str, Any]]:
     """Fork the ranks of a job; return what each says."""
     of_training, of_stores, outputs = Pipes(ranks), {name: Pipes(ranks) for name in STORES}, []
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        tempfile.TemporaryDirectory(dir="/dev/shm") as memory,
-    ):
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory(dir="/dev/shm") as memory:
         for rank in range(ranks):
             output, end = os.pipe()
             if os.fork() == 0:

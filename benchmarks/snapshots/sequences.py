@@ -235,11 +235,7 @@ def digits(width: int) -> tuple[torch.nn.Module, Callable[[], torch.Tensor]]:
     classes = torch.tensor(labels)
     layers: list[torch.nn.Module] = []
     for before, after in ((1, width), (width, 2 * width), (2 * width, 4 * width)):
-        layers += [
-            torch.nn.Conv2d(before, after, 3, padding=1),
-            torch.nn.BatchNorm2d(after),
-            torch.nn.ReLU(),
-        ]
+        layers += [torch.nn.Conv2d(before, after, 3, padding=1), torch.nn.BatchNorm2d(after), torch.nn.ReLU()]
     model = torch.nn.Sequential(
         *layers,
         torch.nn.MaxPool2d(2),

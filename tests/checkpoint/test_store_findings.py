@@ -310,8 +310,7 @@ def test_a_closed_store_can_be_read_and_not_written(folder: Path) -> None:
         lambda: store.prepare({}),
     ):
         with pytest.raises(
-            ClosedError,
-            match=r"^the snapshot store .* was closed: it can still be read; open another",
+            ClosedError, match=r"^the snapshot store .* was closed: it can still be read; open another"
         ):
             write()
 

@@ -284,9 +284,7 @@ HOSTILE: dict[str, Callable[[Path], object]] = {
     "a type that is code": tree({"dtype": "os.system"}),
     "a tag that is none": tree({"pickle": "gASVAAAAAA=="}),
     "parts that are points": points(1000),
-    "parts of one dimension too few": lying(
-        tensors=[["one", "int32", [5], [[5, 5], [0, 0]], 0, 0]],
-    ),
+    "parts of one dimension too few": lying(tensors=[["one", "int32", [5], [[5, 5], [0, 0]], 0, 0]]),
 }
 
 #: Restores every store that it is told of, in little memory, and tells what happened.

@@ -375,8 +375,7 @@ class NeverDue:
 
 
 def test_a_failure_that_one_rank_knows_earlier_is_raised_on_all_when_they_ask_whether_to_save(
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Rank 0 has heard that the save failed; on rank 1 the thread that did is about to end."""
     deciding = MemoryJob(2)

@@ -256,11 +256,7 @@ def test_the_machine_with_devices_of_the_reference_page_places_a_graph(
     ],
 )
 def test_a_decode_server_refuses_what_is_wrong_about_its_worker_before_it_makes_a_key(
-    words: str,
-    said: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    words: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PENSTOCK_DECODE_KEY", "key")

@@ -104,10 +104,7 @@ def test_a_policy_of_ones_own_runs_beside_ours(
 def test_pictures_are_drawn_of_policies_and_of_scaling(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name, more in (
-        ("a.png", ()),
-        ("b.png", ("--scaling", "1,2")),
-    ):
+    for name, more in (("a.png", ()), ("b.png", ("--scaling", "1,2"))):
         assert main([*_SMALL, "--policies", "naive,cover", "--plot", str(tmp_path / name), *more]) == 0
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
     assert "cover" in capsys.readouterr().out
@@ -130,10 +127,7 @@ def test_pictures_are_drawn_of_policies_and_of_scaling(
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_computed(
-    arguments: tuple[str, ...],
-    said: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def compute(*_: object, **__: object) -> None:
         raise AssertionError("it was computed")

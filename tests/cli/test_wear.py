@@ -116,8 +116,7 @@ fio version 2 iolog
 
 
 @pytest.mark.parametrize(
-    ("form", "log", "files", "devices", "pages"),
-    [("blkparse", BLKPARSE, 0, 1, 3), ("fio", FIO, 1, 0, 3)],
+    ("form", "log", "files", "devices", "pages"), [("blkparse", BLKPARSE, 0, 1, 3), ("fio", FIO, 1, 0, 3)]
 )
 def test_the_writes_of_a_recording_are_run(
     form: str,
@@ -185,10 +184,7 @@ def test_pictures_are_drawn(ssd: str, stream: str, tmp_path: Path) -> None:
     [
         (["--drive", "{tmp}/none.toml"], "there is no such file; the built-in one is paper"),
         (["--drive", "{tmp}/bad.toml"], "bad.toml: chanels is not a field"),
-        (
-            ["--models", "resnet"],
-            "--models: 'resnet' is not recorded; the models are digits-cnn, text-gpt",
-        ),
+        (["--models", "resnet"], "--models: 'resnet' is not recorded; the models are digits-cnn, text-gpt"),
         (["--encodings", "zip"], "--encodings: 'zip' is no encoding; the known ones are complete"),
         (["--snap-dis", "3,x"], "--snap-dis is 'x'; it must be an integer"),
         (["--snap-dis", "0"], "--snap-dis is '0'"),

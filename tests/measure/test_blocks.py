@@ -351,9 +351,7 @@ def test_where_nothing_may_be_traced_it_says_what_to_allow(tmp_path: Path) -> No
     inner = [sys.executable, "-c", RECORDER, str(tmp_path / "out"), "strace", "true"]
 
     done = subprocess.run(
-        ["strace", "-f", "-e", "trace=none", "-o", os.devnull, *inner],
-        capture_output=True,
-        text=True,
+        ["strace", "-f", "-e", "trace=none", "-o", os.devnull, *inner], capture_output=True, text=True
     )
 
     assert done.returncode == 1

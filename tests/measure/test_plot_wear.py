@@ -16,12 +16,7 @@ from penstock.machine.ssd import Ssd, Wear
 from penstock.measure.picture import save_picture
 from penstock.measure.plot_wear import COLOUR_OF, draw_blocks, draw_methods
 from penstock.papers.deltas import caffenet_sizes
-from penstock.simulate.snapshots import (
-    METHODS,
-    StoredRun,
-    compare_methods,
-    recorded_sizes,
-)
+from penstock.simulate.snapshots import METHODS, StoredRun, compare_methods, recorded_sizes
 from penstock.simulate.wear import WearResult, warm_drive
 
 pytestmark = pytest.mark.usefixtures("fonts")

@@ -213,8 +213,7 @@ def run_child(connection: Connection, wire: SharedWire) -> None:
 
 @pytest.mark.usefixtures("_helpers_of_multiprocessing")
 @pytest.mark.parametrize(
-    "method",
-    ["fork", *(pytest.param(method, marks=pytest.mark.slow) for method in ("spawn", "forkserver"))],
+    "method", ["fork", *(pytest.param(method, marks=pytest.mark.slow) for method in ("spawn", "forkserver"))]
 )
 def test_processes_lose_no_reservation(method: str) -> None:
     context: Any = multiprocessing.get_context(method)

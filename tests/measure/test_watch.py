@@ -150,8 +150,7 @@ def test_a_wait_that_ended_in_an_error_is_told_and_leaves_the_ceiling_as_it_was(
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), min_size=1, max_size=10),
-    st.integers(1, 3),
+    st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), min_size=1, max_size=10), st.integers(1, 3)
 )
 def test_epochs_add_up_to_the_run_whatever_the_delays(steps: list[tuple[int, int]], epochs: int) -> None:
     clock = Clock()

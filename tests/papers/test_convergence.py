@@ -13,15 +13,7 @@ import pytest
 
 from penstock.errors import ConfigError
 from penstock.papers import convergence
-from penstock.papers.convergence import (
-    BY_CLASS,
-    RATIOS,
-    SCATTERED,
-    Run,
-    Study,
-    compare,
-    read_study,
-)
+from penstock.papers.convergence import BY_CLASS, RATIOS, SCATTERED, Run, Study, compare, read_study
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "bundles.py"
 

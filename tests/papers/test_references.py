@@ -12,11 +12,7 @@ from penstock.plan import BundleShuffle, FullShuffle
 def test_strides_are_of_the_data_and_of_a_bundle_after_a_first_epoch_that_numbers_the_blocks() -> None:
     full, bundles, alternating = (
         references(order)
-        for order in (
-            FullShuffle(1000, 0),
-            BundleShuffle(1000, 0, alternate=False),
-            BundleShuffle(1000, 0),
-        )
+        for order in (FullShuffle(1000, 0), BundleShuffle(1000, 0, alternate=False), BundleShuffle(1000, 0))
     )
 
     for blocks in (full, bundles, alternating):

@@ -321,11 +321,7 @@ def test_a_rank_alone_takes_what_its_thread_and_its_training_take(
 ) -> None:
     staging = StorageClass("staging", 10_000, 1, Curve.flat(1e12))
     machine = Machine(
-        SharedStore(Curve.flat(10.0)),
-        (staging,),
-        1,
-        preprocess_bytes_per_second=10.0,
-        compute=Rate(compute),
+        SharedStore(Curve.flat(10.0)), (staging,), 1, preprocess_bytes_per_second=10.0, compute=Rate(compute)
     )
     job = Job(AccessPlan(FullShuffle(20, 0), 5, 1, 1), np.full(20, 10), machine)
 

@@ -228,14 +228,7 @@ def test_what_a_file_cannot_hold_is_not_written(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"seconds": [1]},
-        {"sizes_bytes": [1, -1]},
-        {"ids": [0.5, 1.0]},
-    ],
-)
+@pytest.mark.parametrize("fields", [{"seconds": [1]}, {"sizes_bytes": [1, -1]}, {"ids": [0.5, 1.0]}])
 def test_a_string_that_is_none_is_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         References.of(**({"ids": [1, 2]} | fields))

@@ -182,15 +182,7 @@ def test_a_child_that_appears_before_its_parents_call_returns_has_the_parents_fi
 
 
 @for_each(
-    "opening",
-    [
-        "",
-        "12:34:56 ",
-        "12:34:56.789012 ",
-        "1700000000.123456 ",
-        "[pid  4711] ",
-        "4711  12:34:56 ",
-    ],
+    "opening", ["", "12:34:56 ", "12:34:56.789012 ", "1700000000.123456 ", "[pid  4711] ", "4711  12:34:56 "]
 )
 def test_lines_are_read_however_strace_was_asked_to_begin_them(opening: str) -> None:
     lines = ['openat(AT_FDCWD, "/w/a", O_RDONLY) = 3', 'read(3, "a) = 7, \\"b"..., 9)  = 9 <0.000012>']

@@ -47,14 +47,7 @@ def test_the_expected_hits_of_bundles_are_the_mean_over_all_permutations(cache: 
     """Seven samples in bundles of three, three and one, three epochs; the first in order of ids."""
     inside = list(permutations(range(3)))
     hits = [
-        lru_hits(
-            [
-                *range(7),
-                *[6, *(3 + i for i in b), *a],
-                *[*c, *(3 + i for i in d), 6],
-            ],
-            cache,
-        )
+        lru_hits([*range(7), *[6, *(3 + i for i in b), *a], *[*c, *(3 + i for i in d), 6]], cache)
         for a, b, c, d in product(inside, repeat=4)
     ]
 

@@ -12,11 +12,7 @@ from tests.for_each import for_each
 from penstock.errors import ConfigError
 from penstock.plan import AccessPlan, FullShuffle
 from penstock.plan.parse_order import OrderName
-from penstock.simulate.cache_study import (
-    Job,
-    job_curve,
-    string_curve,
-)
+from penstock.simulate.cache_study import Job, job_curve, string_curve
 from penstock.simulate.caches import hit_shares
 
 SHARES = [0.1, 0.3, 0.5, 0.7, 0.9, 1.0]

@@ -126,9 +126,7 @@ def test_what_does_not_fit_the_staging_buffer_is_still_read() -> None:
 
 
 @for_each("policy", POLICY_NAMES)
-def test_ranks_that_get_nothing_of_a_short_batch_wait_for_the_others(
-    policy: str,
-) -> None:
+def test_ranks_that_get_nothing_of_a_short_batch_wait_for_the_others(policy: str) -> None:
     tiers = [_memory(), StorageClass("disk", 500, 1, Curve.flat(20.0))]
     job = _job(_machine(ranks=4, tiers=tiers), samples=11, batch=3, epochs=1)
 

@@ -15,11 +15,7 @@ from penstock.errors import ConfigError
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
 from penstock.plan import AccessPlan, BundleShuffle, FullShuffle, Replicated, Sequential, Strided
 from penstock.policy.merge import cut_windows
-from penstock.simulate.layout import (
-    _break_even,
-    compare_layouts,
-    count_ranges,
-)
+from penstock.simulate.layout import _break_even, compare_layouts, count_ranges
 from penstock.simulate.layout_verdict import verdict
 
 MB = 10**6

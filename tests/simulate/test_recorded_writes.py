@@ -47,12 +47,7 @@ def pages(writes: RecordedWrites) -> list[int]:
 
 def test_files_are_written_in_space_of_their_own_and_overwritten_there() -> None:
     recording = a_recording(
-        [
-            (1, 0, 2 * PAGE, W),
-            (2, 0, 9 * PAGE, R),
-            (0, 0, 10 * PAGE, W),
-            (1, PAGE, PAGE, W),
-        ],
+        [(1, 0, 2 * PAGE, W), (2, 0, 9 * PAGE, R), (0, 0, 10 * PAGE, W), (1, PAGE, PAGE, W)],
         ["/b", "/a", "/only-read"],
     )
 
@@ -91,11 +86,7 @@ def test_a_file_that_took_anothers_path_is_written_over_it() -> None:
 def test_a_device_keeps_its_offsets_modulo_the_drive(path: str) -> None:
     size = SMALL.exported_pages
     recording = a_recording(
-        [
-            (0, 7 * PAGE, PAGE, W),
-            (0, (size - 1) * PAGE, 3 * PAGE, W),
-            (0, (3 * size + 5) * PAGE, PAGE, W),
-        ],
+        [(0, 7 * PAGE, PAGE, W), (0, (size - 1) * PAGE, 3 * PAGE, W), (0, (3 * size + 5) * PAGE, PAGE, W)],
         [path],
         by="fio",
     )

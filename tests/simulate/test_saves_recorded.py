@@ -111,13 +111,7 @@ def trained(top: Path, clock: Clock, **settings: Any) -> tuple[list[Saved], Any]
     ring = recorder.ring(0)
     saved = []
     with SnapshotStore(
-        top / "slow",
-        keep=KEEP,
-        snap_dis=SNAP_DIS,
-        threads=1,
-        trace=recorder,
-        report=None,
-        **settings,
+        top / "slow", keep=KEEP, snap_dis=SNAP_DIS, threads=1, trace=recorder, report=None, **settings
     ) as store:
         for step in range(1, STEPS[-1] + 1):
             begin = clock()

@@ -321,10 +321,7 @@ CHANGES: dict[str, tuple[list[str], set[str]]] = {
     "a nested folder is added": (["write dog/new/n.jpg"], {"dog", "dog/new"}),
     "a nested folder is removed": (["remove cat/deep/deeper"], {"cat/deep"}),
     # What is below a folder that was renamed is listed, too: its path is another.
-    "a nested folder is renamed": (
-        ["move cat/deep cat/abyss"],
-        {"cat", "cat/abyss", "cat/abyss/deeper"},
-    ),
+    "a nested folder is renamed": (["move cat/deep cat/abyss"], {"cat", "cat/abyss", "cat/abyss/deeper"}),
     "a label is added": (["write bee/b.jpg"], {".", "bee"}),
     "a label is removed": (["remove dog"], {"."}),
     "a label is renamed": (["move dog ape"], {".", "ape"}),

@@ -220,10 +220,7 @@ def test_a_loader_keeps_samples_by_the_class_that_its_machine_names(store: Dicti
 
 @pytest.mark.parametrize(
     ("backend", "message"),
-    [
-        ("nowhere.to:Be", "ModuleNotFoundError"),
-        (f"{__name__}:Nobody", "AttributeError"),
-    ],
+    [("nowhere.to:Be", "ModuleNotFoundError"), (f"{__name__}:Nobody", "AttributeError")],
 )
 def test_a_class_that_cannot_be_made_is_named(data: Path, backend: str, message: str) -> None:
     with pytest.raises(

@@ -328,9 +328,7 @@ def test_a_shard_that_the_names_of_the_others_tell_of_is_reported(tmp_path: Path
 
     ParquetFiles(tmp_path, calls=Calls(report=lines.append))
 
-    assert lines == [
-        f"2 shards of 5 left out or missing, the first {tmp_path}/train-00001-of-00005.parquet",
-    ]
+    assert lines == [f"2 shards of 5 left out or missing, the first {tmp_path}/train-00001-of-00005.parquet"]
     for number in (1, 4):
         write(tmp_path / f"train-{number:05}-of-00005.parquet", pictures([b"1"], [0]))
     ParquetFiles(tmp_path, calls=Calls(report=lines.append))

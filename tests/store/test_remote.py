@@ -496,9 +496,7 @@ def test_closing_ends_what_waits_to_be_tried_again(
     source.close()
 
 
-def test_a_source_that_is_closed_in_the_midst_of_requests_reads_groups_again(
-    server: WebServer,
-) -> None:
+def test_a_source_that_is_closed_in_the_midst_of_requests_reads_groups_again(server: WebServer) -> None:
     server.objects["data.bin"] = CONTENT
     records = Records(f"{server.address}/data.bin", "u1", 10_000)
     into = np.zeros(80_000, np.uint8)
@@ -783,11 +781,7 @@ def test_a_server_that_lists_nothing_says_so(server: WebServer) -> None:
             {"zzz": "me"},
             r"storage_options has 'zzz', which http:// does not take: correct its name",
         ),
-        (
-            "http://x/y",
-            {"usr": "me"},
-            "has 'usr', which http:// does not take: 'username' is alike",
-        ),
+        ("http://x/y", {"usr": "me"}, "has 'usr', which http:// does not take: 'username' is alike"),
         ("http://x/y", {"params": 5}, "http://x cannot be opened with these storage_options: "),
         ("http://x/a.tar?sig=5", None, r"^http://x/a\.tar\?\.\.\.: what is behind the \? .*={'params': "),
         (

@@ -63,11 +63,7 @@ FEATURES = st.one_of(
     window=st.integers(1, 300),
 )
 def test_samples_and_labels_are_those_that_protobuf_reads(
-    tmp_path: Path,
-    records: list[dict[str, Feature]],
-    labels: list[int],
-    window: int,
-    is_compiled: bool,
+    tmp_path: Path, records: list[dict[str, Feature]], labels: list[int], window: int, is_compiled: bool
 ) -> None:
     """Whatever lies between them, and wherever a window of the file ends."""
     loop = tfrecords.INDEX_EXAMPLES.wait() if is_compiled else None

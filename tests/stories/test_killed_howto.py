@@ -212,10 +212,7 @@ def check(folder: Path, lives: Lives, straight: dict[tuple[int, int], Rows]) -> 
 def test_ddp_and_fsdp_go_on_with_other_ranks(
     place: Path, straight: dict[tuple[int, int], Rows], forks: Forks
 ) -> None:
-    lives: dict[str, Lives] = {
-        "DDP": ((2, 3), (3, None)),
-        "FSDP2": ((2, 8), (1, None)),
-    }
+    lives: dict[str, Lives] = {"DDP": ((2, 3), (3, None)), "FSDP2": ((2, 8), (1, None))}
     folders = {name: prepare(place, name, smaller(blocks()[name])) for name in lives}
     rows = [jobs_of(folders[name], lives[name], signal.SIGTERM) for name in lives]
     with forks.start(LAUNCH, rows) as forked:

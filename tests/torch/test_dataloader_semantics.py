@@ -229,13 +229,7 @@ def test_batches_and_draws_are_pytorchs(order: str, workers: int) -> None:
     ],
 )
 def test_persistent_workers_and_prefetching_draw_as_pytorchs_do(more: dict[str, Any]) -> None:
-    arguments: dict[str, Any] = {
-        "batch_size": 3,
-        "shuffle": True,
-        "num_workers": 2,
-        "leave_after": 1,
-        **more,
-    }
+    arguments: dict[str, Any] = {"batch_size": 3, "shuffle": True, "num_workers": 2, "leave_after": 1, **more}
 
     assert epochs(Penstocks, numbers(), **arguments) == epochs(PyTorchs, numbers(), **arguments)
 

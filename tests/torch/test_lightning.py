@@ -157,8 +157,7 @@ def test_twice_n_steps_are_n_steps_and_a_restore_and_n_steps(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "when",
-    [{"every_n_epochs": 1, "every_n_train_steps": None}, {"every_n_train_steps": STEPS_PER_EPOCH}],
+    "when", [{"every_n_epochs": 1, "every_n_train_steps": None}, {"every_n_train_steps": STEPS_PER_EPOCH}]
 )
 def test_an_epoch_that_ended_is_followed_by_the_next_as_shuffled_as_ever(
     tmp_path: Path, fit: Callable[..., Net], when: dict[str, Any]

@@ -577,8 +577,7 @@ def test_what_is_no_span_or_no_json_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("magic", "command"),
-    [(b"PENBLOCK", "penstock trace blocks --import"), (b"PENWATCH", "penstock report")],
+    ("magic", "command"), [(b"PENBLOCK", "penstock trace blocks --import"), (b"PENWATCH", "penstock report")]
 )
 def test_another_record_is_no_trace_and_the_command_that_reads_it_is_named(
     magic: bytes, command: str, tmp_path: Path

@@ -63,11 +63,7 @@ class OpenedStore:
     """The tiers of a store, and what saves, prunes and drains there, on one rank."""
 
     def __init__(
-        self,
-        settings: StoreSettings,
-        ranks: Ranks,
-        report: Callable[[str], None],
-        spans: SnapshotSpans,
+        self, settings: StoreSettings, ranks: Ranks, report: Callable[[str], None], spans: SnapshotSpans
     ) -> None:
         """ranks: those that write together. report: never fails, and keeps no owner of this alive. spans: closed
             with this.

@@ -20,14 +20,7 @@ from penstock.checkpoint.files.catalog import (
     step_of_fault,
 )
 from penstock.checkpoint.files.fast_folders import describe_newer_on_fast, look_and_choose
-from penstock.checkpoint.files.reading import (
-    Chain,
-    Wanted,
-    parts_by_name,
-    read_wanted,
-    tree_of,
-    tree_of_rank,
-)
+from penstock.checkpoint.files.reading import Chain, Wanted, parts_by_name, read_wanted, tree_of, tree_of_rank
 from penstock.checkpoint.inspecting import can_be_opened
 from penstock.checkpoint.state.tree import ArrayLeaf, Framework, Tree, numpy_dtype, select
 from penstock.checkpoint.state.unflatten import Loading, plan_loading, plan_loading_into
@@ -170,11 +163,7 @@ class Restorer:
         return [step, *(reversed(steps[: steps.index(step)]) if fallback else ())]
 
     def _restore_first(
-        self,
-        candidates: Sequence[int],
-        load: Callable[[Chain], Restored],
-        *,
-        fallback: bool,
+        self, candidates: Sequence[int], load: Callable[[Chain], Restored], *, fallback: bool
     ) -> Restored:
         """Return the first of some snapshots that can be restored. Raises: `Removed`; what is wrong with the last."""
         for candidate in candidates:

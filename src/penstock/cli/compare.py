@@ -72,10 +72,7 @@ def _values(comparison: RunComparison) -> dict[str, Any]:
 
     return {
         "run": pair(predicted_run, measured_run),
-        "stall": {
-            **pair(predicted, measured),
-            "difference_of_stall": _share(predicted - measured, measured),
-        },
+        "stall": {**pair(predicted, measured), "difference_of_stall": _share(predicted - measured, measured)},
         "stall_by_cause": {cause: pair(*seconds) for cause, seconds in comparison.causes.items()},
         "results": [epoch(each) for each in comparison.epochs],
         "notes": list(comparison.notes),

@@ -308,11 +308,7 @@ def _prospects(outlook: Outlook) -> Table:
     rows = [
         ("as it was, replayed", format_seconds(replayed), ""),
         *(
-            (
-                each.what,
-                format_seconds(each.stall_seconds),
-                _gain(replayed - each.stall_seconds),
-            )
+            (each.what, format_seconds(each.stall_seconds), _gain(replayed - each.stall_seconds))
             for each in outlook.prospects
         ),
     ]

@@ -20,14 +20,7 @@ from penstock.cli.options import (
 from penstock.cli.output import Table, add_command, add_output_options, show
 from penstock.cli.snapshot_files import open_store
 from penstock.errors import ConfigError
-from penstock.units import (
-    format_bytes,
-    format_count,
-    format_rate,
-    format_seconds,
-    parse_rate,
-    parse_seconds,
-)
+from penstock.units import format_bytes, format_count, format_rate, format_seconds, parse_rate, parse_seconds
 
 if TYPE_CHECKING:
     from penstock.machine import Machine

@@ -422,12 +422,7 @@ def _result_data(options: argparse.Namespace, stream: Stream, result: WearResult
         "written_bytes": result.written_bytes,
         **_work_data(result.work),
         "write_amplification": result.work.write_amplification,
-        "erases_per_block": {
-            "min": wear.least,
-            "mean": wear.mean,
-            "max": wear.most,
-            "std": wear.deviation,
-        },
+        "erases_per_block": {"min": wear.least, "mean": wear.mean, "max": wear.most, "std": wear.deviation},
         "busy_seconds": result.seconds,
         "bytes_per_day": per_day,
         "lifetime": None if life is None else {name: _finite(getattr(life, name)) for name in years},

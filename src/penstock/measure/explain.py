@@ -459,12 +459,7 @@ def _kept_later(
 
 
 def _refined(
-    outline: Trace,
-    facts: _Facts,
-    spans: Spans,
-    waits: Spans,
-    critical: Critical,
-    are_slow: NDArray[np.bool_],
+    outline: Trace, facts: _Facts, spans: Spans, waits: Spans, critical: Critical, are_slow: NDArray[np.bool_]
 ) -> _Parts:
     """Return float64[waits] of each `Reason` but those of saves, which are no waits."""
     meta = outline.meta

@@ -130,9 +130,7 @@ class _EachAlone(NamedTuple):
 
 
 def _each_alone(
-    loaders: Sequence[Part],
-    changes: Iterable[tuple[str, Change]] | None,
-    explained: Explanation,
+    loaders: Sequence[Part], changes: Iterable[tuple[str, Change]] | None, explained: Explanation
 ) -> _EachAlone | None:
     """Replay loaders, each by itself; return None where that takes too long for what nobody asked for."""
     found: dict[str, Outlook] = {}

@@ -166,10 +166,7 @@ def columns_of(steps: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
 
 
 def draw_strip(
-    axes: Axes,
-    which: str,
-    parts: Sequence[tuple[str, NDArray[np.float64], str]],
-    edges: NDArray[np.float64],
+    axes: Axes, which: str, parts: Sequence[tuple[str, NDArray[np.float64], str]], edges: NDArray[np.float64]
 ) -> None:
     """Draw parts of steps on each other, step after step. which: whose. parts: label, mean per column, colour."""
     top = np.zeros(edges.size - 1)

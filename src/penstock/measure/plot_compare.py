@@ -8,14 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.measure.compare import RunComparison
-from penstock.measure.picture import (
-    Colour,
-    add_legend_below,
-    mark_starts,
-    name_axes,
-    new_figure,
-    stack_bars,
-)
+from penstock.measure.picture import Colour, add_legend_below, mark_starts, name_axes, new_figure, stack_bars
 from penstock.measure.plot import COLOUR_OF
 from penstock.trace import NO_STEP, Kind, Trace
 from penstock.units import format_seconds

@@ -57,11 +57,7 @@ _LOOKS: dict[str, tuple[str, Any]] = {
     "cover+local": (Colour.GREEN, DASHED),
     "push": (Colour.GREEN, DOTTED),
 }
-_OWN_LOOKS: list[tuple[str, Any]] = [
-    (Colour.DARK, "-"),
-    (Colour.DARK, DASHED),
-    (Colour.DARK, DOTTED),
-]
+_OWN_LOOKS: list[tuple[str, Any]] = [(Colour.DARK, "-"), (Colour.DARK, DASHED), (Colour.DARK, DOTTED)]
 
 _NOTHING_TO_DRAW = "no policy could run, so that there is nothing to draw: see the reasons in the table"
 

@@ -7,13 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.measure.picture import (
-    Colour,
-    add_legend_below,
-    count_in_wholes,
-    name_axes,
-    new_figure,
-)
+from penstock.measure.picture import Colour, add_legend_below, count_in_wholes, name_axes, new_figure
 from penstock.measure.plot_wear import COLOUR_OF, draw_erases, draw_written
 from penstock.measure.snapshot_study import SnapshotStudy, stored_as
 from penstock.policy.snap_distance import useful_bytes

@@ -7,14 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.measure.picture import (
-    Colour,
-    add_legend_below,
-    count_in_wholes,
-    name_axes,
-    new_figure,
-    write,
-)
+from penstock.measure.picture import Colour, add_legend_below, count_in_wholes, name_axes, new_figure, write
 from penstock.simulate.snapshots import METHODS, OWN_METHOD, StoredRun
 from penstock.simulate.wear import WearResult
 from penstock.units import format_bytes

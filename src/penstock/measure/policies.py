@@ -112,9 +112,7 @@ def _job(scenario: Scenario, ranks: int, seed_offset: int) -> Job:
 
 
 def _run_all(
-    job: Job,
-    policies: Sequence[LoadingPolicy],
-    simulate: Callable[[Job, LoadingPolicy], LoadingResult],
+    job: Job, policies: Sequence[LoadingPolicy], simulate: Callable[[Job, LoadingPolicy], LoadingResult]
 ) -> Generator[tuple[int, LoadingResult | NotSupported], None, None]:
     def run(policy: LoadingPolicy) -> LoadingResult | NotSupported:
         try:

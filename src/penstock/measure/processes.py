@@ -68,11 +68,7 @@ class Processes:
     """
 
     def __init__(
-        self,
-        pid: int,
-        proc: Path,
-        tree_of: Callable[[int], Iterable[int]],
-        cost_clock: Callable[[], float],
+        self, pid: int, proc: Path, tree_of: Callable[[int], Iterable[int]], cost_clock: Callable[[], float]
     ) -> None:
         self._pid, self._proc, self._tree_of, self._cost_clock = pid, proc, tree_of, cost_clock
         self._look_due = self._read_due = -math.inf

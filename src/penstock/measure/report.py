@@ -22,17 +22,7 @@ from penstock.measure.graph_steps import explain_graph
 from penstock.measure.recorded import Part, Run
 from penstock.measure.replay import refuse_enough
 from penstock.recordings.devices import DeviceRecord
-from penstock.trace import (
-    NO_PLACE,
-    SOURCE,
-    SPAN,
-    Cause,
-    Kind,
-    Spans,
-    Trace,
-    batch_waits,
-    stall_causes,
-)
+from penstock.trace import NO_PLACE, SOURCE, SPAN, Cause, Kind, Spans, Trace, batch_waits, stall_causes
 from penstock.trace.causes import loaded_with
 from penstock.units import format_bytes, format_names, format_rate, format_seconds
 

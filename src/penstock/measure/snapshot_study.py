@@ -233,11 +233,7 @@ class _Study:
     """The state of a study: sums over blocks, added up by the thread that asked for it."""
 
     def __init__(
-        self,
-        snapshots: Snapshots,
-        layouts: tuple[Layout, ...],
-        workers: Workers,
-        done: Callable[[int], None],
+        self, snapshots: Snapshots, layouts: tuple[Layout, ...], workers: Workers, done: Callable[[int], None]
     ) -> None:
         self._snapshots, self._layouts, self._workers, self._done = snapshots, layouts, workers, done
         self._count = len(snapshots.names)

@@ -59,9 +59,7 @@ class Switch:
 
 
 def predict_switch(
-    trace: Trace,
-    source: str | os.PathLike[str] | Source,
-    **arguments: Unpack[LoaderArguments],
+    trace: Trace, source: str | os.PathLike[str] | Source, **arguments: Unpack[LoaderArguments]
 ) -> Switch:
     """Return what Penstock would make of a run of another loader.
 

@@ -237,11 +237,7 @@ class Watch(Generic[T]):
         self._drained = kept.copy()
         return Trace(kept, self._about, self._is_trace_complete)
 
-    def switch(
-        self,
-        source: str | os.PathLike[str] | Source,
-        **arguments: Unpack[LoaderArguments],
-    ) -> Switch:
+    def switch(self, source: str | os.PathLike[str] | Source, **arguments: Unpack[LoaderArguments]) -> Switch:
         """Return what Penstock's loader would make of the run so far: its steps replayed over its data on a machine.
 
         source: the data that the loader reads. arguments: of a `penstock.Loader`: `machine`, which says what reads cost

@@ -6,13 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.measure.picture import (
-    Colour,
-    add_legend_below,
-    count_in_wholes,
-    name_axes,
-    new_figure,
-)
+from penstock.measure.picture import Colour, add_legend_below, count_in_wholes, name_axes, new_figure
 from penstock.measure.plot_bundles import scale_by_ratio
 from penstock.papers.catalog import Repeated, Result
 from penstock.papers.convergence import BY_CLASS, SCATTERED, Study, compare, read_study

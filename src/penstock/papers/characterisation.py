@@ -281,13 +281,7 @@ def _draw_maxima(results: Sequence[Result]) -> Figure:
 
 def _draw_rates(found: Mapping[str, InputRates]) -> Figure:
     series = [
-        Series(
-            name,
-            THREADS,
-            [each.samples_per_second.median for each in rates.results],
-            colour,
-            marker="o",
-        )
+        Series(name, THREADS, [each.samples_per_second.median for each in rates.results], colour, marker="o")
         for (name, rates), colour in zip(found.items(), (Colour.BLUE, Colour.ORANGE), strict=True)
     ]
     return draw_panels([Panel("", series)], x_label="threads", y_label="images/s")

@@ -200,10 +200,7 @@ def _machine(ranks: int, compute: float | None) -> Machine:
     return replace(
         machine,
         ranks=ranks,
-        storage=(
-            replace(staging, capacity_bytes=4_096 * _MB),
-            replace(memory, capacity_bytes=20_480 * _MB),
-        ),
+        storage=(replace(staging, capacity_bytes=4_096 * _MB), replace(memory, capacity_bytes=20_480 * _MB)),
         compute=Rate(compute if compute is not None else MEMORY[2]),
     )
 

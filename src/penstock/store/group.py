@@ -36,11 +36,7 @@ def front_of(buffer: memoryview, size: int, name: str) -> memoryview:
 
 
 def read_group(
-    source: Source,
-    ids: Ids,
-    into: Bytes | memoryview,
-    begins: Ids,
-    at: Callable[[int], None] | None = None,
+    source: Source, ids: Ids, into: Bytes | memoryview, begins: Ids, at: Callable[[int], None] | None = None
 ) -> Failed:
     """Read samples into one array; return those that failed, ascending: index in the group and error of each.
 

@@ -674,12 +674,7 @@ class ListedFiles(NamedTuple):
     label_classes: Mapping[str, tuple[str, ...]] = MappingProxyType({})
 
 
-def list_files(
-    kind: str,
-    read: Callable[[str], ListedFiles],
-    place: str,
-    asking: Asking,
-) -> Catalog:
+def list_files(kind: str, read: Callable[[str], ListedFiles], place: str, asking: Asking) -> Catalog:
     """Read a list of files and look for each. All of it anew, whatever changed.
 
     kind: name of the source's class, one of `LISTS`. read: returns what the list at a path has.

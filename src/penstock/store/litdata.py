@@ -85,11 +85,7 @@ def is_litdata(front: bytes) -> bool:
 
 
 def list_litdata(
-    place: str,
-    sample: str | None,
-    label: ColumnLabel,
-    asking: Asking,
-    memory: str | int = DECODED_MEMORY,
+    place: str, sample: str | None, label: ColumnLabel, asking: Asking, memory: str | int = DECODED_MEMORY
 ) -> Catalog:
     """Index LitData's chunks; see `LitDataChunks`. Of those that did not change, what an old catalog says is taken."""
     found = asking.calls.one(place, partial(_read_index, place, asking.objects))

@@ -434,10 +434,7 @@ def _numbered(
 
 
 def _tags(
-    values: list[list[str]],
-    classes: Sequence[str] | None,
-    name: str,
-    wrong: Callable[[int, str], DataError],
+    values: list[list[str]], classes: Sequence[str] | None, name: str, wrong: Callable[[int, str], DataError]
 ) -> tuple[NDArray[Any], tuple[str, ...]]:
     """Return uint8[samples, classes], 1 for each tag that a sample has."""
     known = tuple(

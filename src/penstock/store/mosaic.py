@@ -79,11 +79,7 @@ def is_mosaic(front: bytes) -> bool:
 
 
 def list_mosaic(
-    place: str,
-    sample: str | None,
-    label: ColumnLabel,
-    asking: Asking,
-    memory: str | int = DECODED_MEMORY,
+    place: str, sample: str | None, label: ColumnLabel, asking: Asking, memory: str | int = DECODED_MEMORY
 ) -> Catalog:
     """Index MDS shards; see `MosaicShards`. Of those that did not change, what an old catalog says is taken."""
     shards = asking.calls.one(place, partial(_read_index, place, asking.objects))

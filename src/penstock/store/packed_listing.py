@@ -243,10 +243,7 @@ def are_of_kind(place: str, kinds: Sequence[tuple[str, ...]], objects: Objects |
 
 
 def files_below(
-    path: str,
-    endings: Sequence[tuple[str, ...]],
-    what: str,
-    objects: Objects | None = None,
+    path: str, endings: Sequence[tuple[str, ...]], what: str, objects: Objects | None = None
 ) -> list[str]:
     """Return the file that a path is, or those in the folder that it is, which has nothing but them.
 

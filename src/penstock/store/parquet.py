@@ -30,14 +30,7 @@ from penstock.store.decoded import DECODED_MEMORY, DecodedFiles, Turns
 from penstock.store.files import named_as
 from penstock.store.group import Bytes, Ids
 from penstock.store.listing import Asking, ListingArguments
-from penstock.store.packed_listing import (
-    CataloguedFiles,
-    Indexed,
-    Opened,
-    files_below,
-    index_files,
-    opened,
-)
+from penstock.store.packed_listing import CataloguedFiles, Indexed, Opened, files_below, index_files, opened
 from penstock.store.patterns import Paths, files_of, place_of_paths
 from penstock.store.remote import Objects, RemoteFile
 from penstock.units import parse_bytes
@@ -138,11 +131,7 @@ class ParquetFiles(DecodedFiles, CataloguedFiles):
 
 
 def list_parquet(
-    place: str,
-    sample: str | None,
-    label: ColumnLabel,
-    asking: Asking,
-    memory: str | int = DECODED_MEMORY,
+    place: str, sample: str | None, label: ColumnLabel, asking: Asking, memory: str | int = DECODED_MEMORY
 ) -> Catalog:
     """Index Parquet files; see `ParquetFiles`. Of those that did not change, what an old catalog says is taken."""
     files = asking.calls.one(place, lambda: _files_of(place, asking.objects))

@@ -34,10 +34,7 @@ from penstock.store.tar import Members, read_members
 from penstock.units import format_count
 
 #: How the names of tar files end, and those of compressed ones, which are refused.
-TAR_KINDS = (
-    (".tar",),
-    (".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst", ".tar.lz4"),
-)
+TAR_KINDS = ((".tar",), (".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst", ".tar.lz4"))
 
 #: The label that is taken where there is one. A label of more bytes is none.
 _USUAL_LABEL = "cls"
@@ -92,11 +89,7 @@ class TarShards(CataloguedFiles):
 
 
 def list_shards(
-    place: str,
-    endings: tuple[str, ...],
-    is_given: bool,
-    label: str | tuple[str, ...] | None,
-    asking: Asking,
+    place: str, endings: tuple[str, ...], is_given: bool, label: str | tuple[str, ...] | None, asking: Asking
 ) -> Catalog:
     """Index tar shards; see `TarShards`. Of those that did not change, what an old catalog says is taken.
 

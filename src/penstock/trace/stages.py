@@ -123,9 +123,7 @@ def stage_durations(spans: Spans) -> dict[int, dict[Stage, Durations]]:
     return found
 
 
-def distinct(
-    keys: NDArray[np.int64],
-) -> tuple[NDArray[np.int64], NDArray[np.intp], NDArray[np.intp]]:
+def distinct(keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.intp], NDArray[np.intp]]:
     """Return the different integers, ascending; for each key, which of them it is; and how often each comes.
 
     As np.unique does, which sorts; here they are counted where they lie close together, as epochs and stages do.

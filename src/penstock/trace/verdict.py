@@ -38,11 +38,7 @@ _MOST_TIMES = 100.0
 
 
 def limiting(
-    metrics: EpochMetrics,
-    source: str = "storage",
-    decode: str = "decode",
-    *,
-    is_cut: bool = False,
+    metrics: EpochMetrics, source: str = "storage", decode: str = "decode", *, is_cut: bool = False
 ) -> str:
     """Say in one line what limited an epoch, and by how much.
 

@@ -332,11 +332,7 @@ def test_a_damaged_payload_is_refused_or_decoded_but_touches_nothing_else(
     dtype = DTYPES[dtype_name]
     rng = np.random.default_rng(5)
     small = golden_values(dtype)
-    cases = [
-        ("balance", *small),
-        ("speed", *small),
-        ("speed", small[0], None),
-    ]
+    cases = [("balance", *small), ("speed", *small), ("speed", small[0], None)]
     if dtype.item_bytes > 1:
         cases.append(("balance", *in_stretches(dtype, 5001)))
     refused = 0

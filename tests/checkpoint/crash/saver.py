@@ -107,8 +107,7 @@ def _run_session(link: socket.socket, subject: Subject, folder: Path, states: di
 def _report(link: socket.socket, step: int | None, failure: Exception) -> None:
     notes = getattr(failure, "__notes__", [])
     _send(
-        link,
-        {"failed": step, "error": type(failure).__name__, "message": "\n".join([str(failure), *notes])},
+        link, {"failed": step, "error": type(failure).__name__, "message": "\n".join([str(failure), *notes])}
     )
     _wait_for_go(link)
 

@@ -8,12 +8,7 @@ import pytest
 from tests.checkpoint.crash.injection import Savers
 from tests.checkpoint.crash.trials import cases, closes, sample, survive_faults
 
-STORES = [
-    "store/complete",
-    "store/progressive",
-    "store/chain",
-    "store/progressive+fast",
-]
+STORES = ["store/complete", "store/progressive", "store/chain", "store/progressive+fast"]
 FAULTS = ["KILL", "ENOSPC", "EIO"]
 SESSIONS = [[1, 2, 3], [4, 5]]
 #: Of the faults, those that come about: what a drain finds to do depends on how fast it is.

@@ -8,12 +8,7 @@ import pytest
 from tests.checkpoint.crash.injection import Savers, Site
 from tests.checkpoint.crash.trials import record_a_death_and_after, record_saves, survive_power_cuts
 
-STORES = [
-    "store/complete",
-    "store/progressive",
-    "store/chain",
-    "store/progressive+fast",
-]
+STORES = ["store/complete", "store/progressive", "store/chain", "store/progressive+fast"]
 SESSIONS = [[1, 2, 3], [4, 5]]
 MANY_SESSIONS = [[1, 2, 3, 4, 5, 6], [7, 8, 9, 10], [11, 12, 13], [14, 15]]
 

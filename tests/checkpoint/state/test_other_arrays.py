@@ -97,9 +97,7 @@ def test_two_views_of_a_quantised_tensor_share_memory_again() -> None:
     assert found["rows"].data_ptr() == found["whole"].data_ptr() + 6
 
 
-def test_a_quantised_tensor_is_loaded_into_another_and_replaced_where_its_scales_differ(
-    folder: Path,
-) -> None:
+def test_a_quantised_tensor_is_loaded_into_another_and_replaced_where_its_scales_differ(folder: Path) -> None:
     expected = quantised()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -495,9 +495,7 @@ def test_a_transport_that_fails_leaves_a_refresh_that_is_passed_over(sent: dict[
     assert refresher.apply([*sent["hops"][3:], *sent["again 1"]]).step == 2
 
 
-def test_a_worker_that_changed_its_weights_is_told_and_gets_everything(
-    sent: dict[str, list[bytes]],
-) -> None:
+def test_a_worker_that_changed_its_weights_is_told_and_gets_everything(sent: dict[str, list[bytes]]) -> None:
     state, refresher = worker_at_0(sent)
     state["a"][7] += 1
 
@@ -510,9 +508,7 @@ def test_a_worker_that_changed_its_weights_is_told_and_gets_everything(
     assert [state[name].tobytes() for name in "abc"] == sent["expected"]
 
 
-def test_a_worker_at_another_step_is_told_which_and_nothing_is_changed(
-    sent: dict[str, list[bytes]],
-) -> None:
+def test_a_worker_at_another_step_is_told_which_and_nothing_is_changed(sent: dict[str, list[bytes]]) -> None:
     state, refresher = worker_at_0(sent)
     before = state["b"].tobytes()
 

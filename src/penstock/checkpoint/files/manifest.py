@@ -17,15 +17,7 @@ import xxhash
 
 from penstock.checkpoint.files.parts import BLOCK, Part, can_have_bytes
 from penstock.checkpoint.state.dtypes import dtype_named
-from penstock.checkpoint.state.fields import (
-    LARGEST_INT,
-    excerpt,
-    expect,
-    integer,
-    items,
-    matched,
-    number,
-)
+from penstock.checkpoint.state.fields import LARGEST_INT, excerpt, expect, integer, items, matched, number
 from penstock.checkpoint.state.tensors import Box, Layout, count_blocks
 from penstock.errors import ConfigError, FormatError
 from penstock.trace.trace import JSON

@@ -8,15 +8,7 @@ memory and finishes it, and asks for the state at the end.
 from __future__ import annotations
 
 import sys
-from collections.abc import (
-    Callable,
-    Iterable,
-    Iterator,
-    Mapping,
-    MutableMapping,
-    MutableSequence,
-    Sequence,
-)
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, MutableSequence, Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
@@ -384,12 +376,7 @@ class _Matching:
     """Holds a tree against a state, and puts the one into the other."""
 
     def __init__(
-        self,
-        tree: Tree,
-        chosen: frozenset[str] | None,
-        patterns: tuple[str, ...] | None,
-        *,
-        in_parts: bool,
+        self, tree: Tree, chosen: frozenset[str] | None, patterns: tuple[str, ...] | None, *, in_parts: bool
     ) -> None:
         self.mismatches: list[str] = []
         self.not_loaded: list[str] = []

@@ -19,15 +19,7 @@ import torch
 from penstock.graph.errors import MismatchError
 from penstock.graph.model.check import TRIPS
 from penstock.graph.model.dtypes import fits, is_known, shape_text
-from penstock.graph.model.node import (
-    Endpoint,
-    Node,
-    Scope,
-    Spec,
-    Subgraph,
-    outer_controls,
-    parse_endpoint,
-)
+from penstock.graph.model.node import Endpoint, Node, Scope, Spec, Subgraph, outer_controls, parse_endpoint
 from penstock.graph.ops.control import PARALLEL_ITERATIONS
 from penstock.graph.ops.table import operation
 from penstock.graph.run.reach import Inlined, has_effect, is_replaced, needed_nodes, representatives
@@ -252,13 +244,7 @@ class Lowering:
     # -- Cond ------------------------------------------------------------------------------------------------
 
     def _cond(
-        self,
-        scope: Scope,
-        node: Node,
-        used: set[Endpoint],
-        env: _Env,
-        controls: list[int],
-        name: str,
+        self, scope: Scope, node: Node, used: set[Endpoint], env: _Env, controls: list[int], name: str
     ) -> tuple[list[Port | None], Callable[[], int]]:
         predicate = self._input(node, 0, env)
         if controls:

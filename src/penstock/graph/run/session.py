@@ -13,12 +13,7 @@ from typing import Any
 import torch
 
 from penstock.closing import Closeable
-from penstock.graph.errors import (
-    CancelledError,
-    GraphError,
-    KernelError,
-    MismatchError,
-)
+from penstock.graph.errors import CancelledError, GraphError, KernelError, MismatchError
 from penstock.graph.model.graph import Graph
 from penstock.graph.run.executor import Step
 from penstock.graph.run.lower import Flat, Lowering
