@@ -8,17 +8,7 @@ from typing import Any
 import numpy as np
 
 from penstock.trace import Trace
-from penstock.trace.schema import (
-    NO_FLOW,
-    NO_PEER,
-    NO_PLACE,
-    NO_SAMPLE,
-    NO_STEP,
-    SOURCE,
-    SPAN,
-    Kind,
-    Spans,
-)
+from penstock.trace.schema import NO_FLOW, NO_PEER, NO_PLACE, NO_SAMPLE, NO_STEP, SOURCE, SPAN, Kind, Spans
 
 
 def spans_of(rows: Iterable[tuple[Any, ...]]) -> Spans:

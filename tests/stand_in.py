@@ -90,10 +90,7 @@ class StandIn:
     """
 
     def __init__(
-        self,
-        limit_bytes: int | None = None,
-        finishes: bool | None = None,
-        capacity_bytes: int = 1 << 40,
+        self, limit_bytes: int | None = None, finishes: bool | None = None, capacity_bytes: int = 1 << 40
     ) -> None:
         self.name = "stand-in"
         self.limit_bytes, self.finishes, self.capacity_bytes = limit_bytes, finishes, capacity_bytes

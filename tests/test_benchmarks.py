@@ -66,10 +66,7 @@ CASES: list[tuple[str, dict[str, int]]] = [
         "loader/records",
         {r"^(?!FFCV).* \(.* to .*\(.* to ": 15, r", of gather.*: ": 2, r"single gets: .*wanted 5": 1},
     ),
-    (
-        "loader/tables",
-        {r" \(.* to .*\(.* to ": 13, r"single gets: .* \(": 7, r"^rate of .* of datasets": 5},
-    ),
+    ("loader/tables", {r" \(.* to .*\(.* to ": 13, r"single gets: .* \(": 7, r"^rate of .* of datasets": 5}),
     ("loader/ragged", {r"samples/s \(.* x the best DataLoader": 28, r": 256 samples": 4}),
     ("loader/pairs", {r" us of processor time a sample$": 3, r"^both / .* to .* wanted 1\.1": 1}),
     (
@@ -86,10 +83,7 @@ CASES: list[tuple[str, dict[str, int]]] = [
         {r"[0-9]+ workers .* \(.* to .*\(.* to ": 8, r"^least of the medians: .* \(promised 0\.9\)$": 1},
     ),
     ("loader/workers --data dicts", {r"^(DataLoader|Penstock|bare).* [0-9,]+$": 9, r" x \(.* to ": 5}),
-    (
-        "loader/device",
-        {r"^step .* ms": 2, r"^loader over resident data: ": 1, r"^late device: .* PASS$": 1},
-    ),
+    ("loader/device", {r"^step .* ms": 2, r"^loader over resident data: ": 1, r"^late device: .* PASS$": 1}),
     (
         "loader/tiers",
         {

@@ -373,10 +373,7 @@ def test_compiling_ahead_names_what_another_process_compiles(
     kernels.go_on()
     ahead.join()
 
-    assert lines == [
-        "another process compiles loops: waiting for it",
-        "compiling 1 loop in 1 process",
-    ]
+    assert lines == ["another process compiles loops: waiting for it", "compiling 1 loop in 1 process"]
     assert done == [part]
 
 

@@ -157,8 +157,7 @@ def test_a_mask_is_shared_by_the_ranks_that_have_it_from_who_started_them(
 
 
 @for_each(
-    ("count", "number"),
-    [("LOCAL_WORLD_SIZE", "LOCAL_RANK"), ("SLURM_STEP_TASKS_PER_NODE", "SLURM_LOCALID")],
+    ("count", "number"), [("LOCAL_WORLD_SIZE", "LOCAL_RANK"), ("SLURM_STEP_TASKS_PER_NODE", "SLURM_LOCALID")]
 )
 def test_a_mask_that_a_shell_between_launcher_and_rank_has_too_is_the_ranks_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: str, number: str

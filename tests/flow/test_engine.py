@@ -54,11 +54,7 @@ class NumberWork:
         """Numbers come one by one."""
 
     def decode(
-        self,
-        load: Load,
-        brought: Brought,
-        arrays: tuple[np.ndarray, ...],
-        at: Callable[[int], None],
+        self, load: Load, brought: Brought, arrays: tuple[np.ndarray, ...], at: Callable[[int], None]
     ) -> list[tuple[int, Exception]]:
         (ids,) = arrays
         ids[brought.rows] = brought.data

@@ -100,8 +100,7 @@ class TheLastFew:
 
 
 @given(
-    capacity=st.integers(1, 7),
-    actions=st.lists(st.one_of(st.just("drain"), st.integers(1, 20)), max_size=30),
+    capacity=st.integers(1, 7), actions=st.lists(st.one_of(st.just("drain"), st.integers(1, 20)), max_size=30)
 )
 def test_a_ring_hands_out_the_newest_and_counts_the_overwritten(
     capacity: int, actions: list[str | int]

@@ -63,10 +63,7 @@ def train() -> None:
 
 distributed.init_process_group("gloo")
 stop("before the first exchange")
-with (
-    patch("penstock.ranks.descriptors.host_id", lambda: host),
-    patch.object(Meeting, "place", place_later),
-):
+with patch("penstock.ranks.descriptors.host_id", lambda: host), patch.object(Meeting, "place", place_later):
     try:
         train()
     except PenstockError as raised:

@@ -396,13 +396,7 @@ def test_without_a_seed_rank_0_draws_one_for_all_and_says_which(folder: Path) ->
     assert f"FullShuffle(seed={seed})" in next(line for line in lines if "reads" in line)
     # Another run draws another one; a run with that seed reads the same.
     assert run(RANKS, part)[0][0]["transforms"]["seed"] != seed
-    with make(
-        folder,
-        alone(),
-        seed=seed,
-        world_size=1,
-        transforms=[draw],
-    ) as one:
+    with make(folder, alone(), seed=seed, world_size=1, transforms=[draw]) as one:
         assert [row.tolist() for batch in one for row in batch[0]] == [
             row
             for batch in range(2)

@@ -390,12 +390,7 @@ def test_what_memory_has_no_space_for_a_disk_keeps_as_pixels_and_the_next_run_de
     ],
 )
 def test_a_disk_without_space_for_all_pixels_keeps_those_of_some_samples_and_the_others_as_stored(
-    alike: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    transforms: Any,
-    keep: str,
-    disk_bytes: int,
+    alike: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transforms: Any, keep: str, disk_bytes: int
 ) -> None:
     # Decoding takes longer than reading pixels.
     memory = replace(SMALL.storage[1], capacity_bytes=30_000)

@@ -179,8 +179,7 @@ def test_after_ctrl_c_in_a_decision_the_loader_says_how_to_go_on(monkeypatch: py
 
         monkeypatch.undo()
         with pytest.raises(
-            ClosedError,
-            match=r"KeyboardInterrupt came .*of this one, or call its start\(0, 1\)",
+            ClosedError, match=r"KeyboardInterrupt came .*of this one, or call its start\(0, 1\)"
         ):
             next(iter(loader))
 

@@ -195,9 +195,7 @@ def hang(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., bool]]:
             thread.join(patient(20))
 
 
-def test_a_data_set_whose_length_does_not_come_is_waited_for_with_patience(
-    hang: Callable[..., bool],
-) -> None:
+def test_a_data_set_whose_length_does_not_come_is_waited_for_with_patience(hang: Callable[..., bool]) -> None:
     """As one that lists its files when it is asked."""
 
     class Lists:
@@ -217,10 +215,7 @@ def test_a_data_set_whose_length_does_not_come_is_waited_for_with_patience(
 
 @pytest.mark.parametrize(
     ("name", "hangs"),
-    [
-        ("machine", "penstock.loader.setup.Path.read_text"),
-        ("trace", "penstock.loader.loader.check_writable"),
-    ],
+    [("machine", "penstock.loader.setup.Path.read_text"), ("trace", "penstock.loader.loader.check_writable")],
 )
 def test_a_file_on_a_mount_that_does_not_answer_is_waited_for_with_patience(
     folder: Path,

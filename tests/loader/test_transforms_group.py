@@ -312,10 +312,7 @@ def negative(picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 @for_each(
     "behind",
-    [
-        (negative, ToTensor()),
-        (ToTensor(), Normalize((0.4, 0.5, 0.6), (0.2, 0.3, 0.25)), RandomErasing(1.0)),
-    ],
+    [(negative, ToTensor()), (ToTensor(), Normalize((0.4, 0.5, 0.6), (0.2, 0.3, 0.25)), RandomErasing(1.0))],
 )
 def test_steps_before_a_callable_are_done_by_the_group_with_the_bits_of_one_picture(behind: Any) -> None:
     pipeline = compile_pipeline([RandomResizedCrop((20, 30)), RandomHorizontalFlip(), *behind], 5)

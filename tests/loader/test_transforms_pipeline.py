@@ -99,11 +99,7 @@ def test_training_crops_resizes_and_flips_as_drawn() -> None:
     y, x = np.mgrid[0:200, 0:250].astype(np.uint8)
     data = png(Image.fromarray(np.stack([y, x, y], axis=2)))
     pipeline = compile_pipeline(
-        [
-            RandomResizedCrop(40, scale=(0.3, 0.8)),
-            RandomHorizontalFlip(),
-            RandomVerticalFlip(),
-        ],
+        [RandomResizedCrop(40, scale=(0.3, 0.8)), RandomHorizontalFlip(), RandomVerticalFlip()],
         seed=4,
         dtype="uint8",
         layout="NHWC",

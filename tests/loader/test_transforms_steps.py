@@ -117,10 +117,7 @@ def test_crops_and_flips_composed_are_crops_and_flips_done_one_after_the_other(d
             rows, columns = expected.shape
             top, left = data.draw(st.integers(0, rows - 1)), data.draw(st.integers(0, columns - 1))
             crop = Box(
-                top,
-                left,
-                data.draw(st.integers(1, rows - top)),
-                data.draw(st.integers(1, columns - left)),
+                top, left, data.draw(st.integers(1, rows - top)), data.draw(st.integers(1, columns - left))
             )
             geometry = cropped(geometry, crop)
             expected = expected[top : top + crop.height, left : left + crop.width]

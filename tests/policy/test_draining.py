@@ -11,14 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import ConfigError
 from penstock.policy.delta_schemes import Scheme
-from penstock.policy.draining import (
-    Admission,
-    TwoTiers,
-    admit,
-    to_drain,
-    to_forget_fast,
-    to_forget_slow,
-)
+from penstock.policy.draining import Admission, TwoTiers, admit, to_drain, to_forget_fast, to_forget_slow
 from penstock.policy.retention import Keep, StoredSnapshot, lineage, restorable, to_forget
 from penstock.policy.snap_distance import next_reference
 

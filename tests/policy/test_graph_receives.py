@@ -64,11 +64,7 @@ def test_a_receive_does_not_wait_for_a_node_that_another_receive_may_delay_for_t
 
 
 def test_of_two_tensors_on_a_link_the_first_leaves_time_for_the_second() -> None:
-    nodes = [
-        on("x", "a", 1.0, nbytes=10),
-        on("x", "b", 1.0, nbytes=10),
-        on("y", "end", 1.0, "a", "b"),
-    ]
+    nodes = [on("x", "a", 1.0, nbytes=10), on("x", "b", 1.0, nbytes=10), on("y", "end", 1.0, "a", "b")]
 
     # b has the link from 2 to 3, as soon as it is there; a must have left it by then.
     assert receive_order(nodes, place(nodes, DEVICES), DEVICES) == [

@@ -386,10 +386,7 @@ def test_tiers_of_any_size_hold_everything(capacity: int, tiers: int) -> None:
     plan = AccessPlan(FullShuffle(10, 0), 4, 2, ranks=4)
     sizes = np.full(10, 7)
 
-    for homes in (
-        place_by_hash(sizes, [capacity] * tiers, 4),
-        place_cover(plan, sizes, [capacity] * tiers),
-    ):
+    for homes in (place_by_hash(sizes, [capacity] * tiers, 4), place_cover(plan, sizes, [capacity] * tiers)):
         assert (homes.tier_of == 1).all()
         assert (homes.rank_of >= 0).all()
     assert place_by_frequency(plan, 0, sizes, [capacity] * tiers).tier_of.max() == 1

@@ -13,15 +13,7 @@ from tests.for_each import for_each
 
 from penstock.errors import ConfigError
 from penstock.policy.delta_schemes import Scheme, needed_to_restore, reference_of
-from penstock.policy.retention import (
-    Keep,
-    StoredSnapshot,
-    dependents,
-    lineage,
-    pinned,
-    restorable,
-    to_forget,
-)
+from penstock.policy.retention import Keep, StoredSnapshot, dependents, lineage, pinned, restorable, to_forget
 
 KB = 1000
 
@@ -97,7 +89,7 @@ def test_the_first_at_or_after_each_multiple_stays_for_good() -> None:
     keep = Keep(last=1, every_steps=1000)
 
     assert to_forget(run_of([250, 500, 990, 1007, 1500, 2003, 2900, 3400, 3500]), keep, 0.0) == [
-        *(2900, 1500, 990, 500, 250),
+        *(2900, 1500, 990, 500, 250)
     ]
     assert to_forget(run_of(range(0, 3000, 500)), keep, 0.0) == [1500, 500]
     assert to_forget(run_of([1000, 1100, 1200, 1300], damaged=[1000]), keep, 0.0) == [1200, 1000]

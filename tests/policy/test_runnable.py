@@ -296,10 +296,7 @@ def test_hits_cannot_claim_what_no_rank_has_read_before() -> None:
 
 @pytest.mark.parametrize(
     ("fills", "kind", "said"),
-    [
-        ([(1, "not numbers")], ValueError, "not numbers"),
-        ([("1", [3])], ConfigError, "tier of a Fill is '1'"),
-    ],
+    [([(1, "not numbers")], ValueError, "not numbers"), ([("1", [3])], ConfigError, "tier of a Fill is '1'")],
 )
 def test_an_error_in_a_policys_own_code_says_whose_it_is_and_what_was_asked(
     fills: Any, kind: type[Exception], said: str, image_folder: Callable[..., Path]

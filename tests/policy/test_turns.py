@@ -138,11 +138,7 @@ def test_threads_that_lost_clearly_each_time_are_tried_ever_more_rarely_until_st
 
 @for_each(
     ("waits", "step_seconds", "longer_seconds"),
-    [
-        ((30e-3, 10e-3), 20e-3, 30e-3),
-        ((0.12, 0.06), 0.09, 0.5),
-        ((0.24, 0.12), 0.09, 0.5),
-    ],
+    [((30e-3, 10e-3), 20e-3, 30e-3), ((0.12, 0.06), 0.09, 0.5), ((0.24, 0.12), 0.09, 0.5)],
 )
 def test_threads_that_lost_are_tried_as_soon_as_steps_take_longer(
     waits: tuple[float, float], step_seconds: float, longer_seconds: float

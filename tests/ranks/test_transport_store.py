@@ -81,10 +81,7 @@ def test_a_store_that_is_gone_is_told_in_words_of_ours() -> None:
 
     # In this order: the first message to a closed connection is lost without a word, and missed by who waits for it.
     for use in (lambda: transport.receive(0), lambda: transport.send(0, b"x"), transport.untaken):
-        with pytest.raises(
-            RankError,
-            match=r"who keeps the store cannot be reached",
-        ):
+        with pytest.raises(RankError, match=r"who keeps the store cannot be reached"):
             use()
 
 

@@ -225,13 +225,7 @@ class OwnThread:
         collates = isinstance(self._decoder, CollatingDecoder)
         at_once = 1 if collates else max(1, _AT_ONCE // samples.shape[1])
         make = partial(
-            self._engine.make,
-            *place,
-            samples,
-            self._steps_in_array,
-            at_once,
-            self._fetcher,
-            self._decoder,
+            self._engine.make, *place, samples, self._steps_in_array, at_once, self._fetcher, self._decoder
         )
         self._has_made = True
         if self._front_end.is_plain_thread():

@@ -73,11 +73,7 @@ class _Line:
     """The nodes of a graph in a line, and what a stretch of it costs."""
 
     def __init__(
-        self,
-        nodes: Sequence[PlacedNode],
-        devices: Devices,
-        bytes_per_second: float,
-        fixed: Mapping[str, str],
+        self, nodes: Sequence[PlacedNode], devices: Devices, bytes_per_second: float, fixed: Mapping[str, str]
     ) -> None:
         self._by_name = {node.name: node for node in nodes}
         self._devices = devices.names

@@ -163,11 +163,7 @@ class _Search:
 
 
 def rivals(
-    best: Placement,
-    nodes: Sequence[PlacedNode],
-    devices: Devices,
-    *,
-    fixed: Mapping[str, str] | None = None,
+    best: Placement, nodes: Sequence[PlacedNode], devices: Devices, *, fixed: Mapping[str, str] | None = None
 ) -> list[Placement]:
     """Return other placements that may be faster than `best`, for a trial of real steps: three at most.
 

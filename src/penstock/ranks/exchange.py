@@ -87,10 +87,7 @@ class Ranks:
         return self.gather_then_decide(what, _Given(None), lambda _: function())
 
     def gather_then_decide(
-        self,
-        what: str,
-        function: Callable[[], Any],
-        decide: Callable[[list[Any]], Any] | None = None,
+        self, what: str, function: Callable[[], Any], decide: Callable[[list[Any]], Any] | None = None
     ) -> Any:
         """Call a function on every rank, then `decide` on rank 0, and return its answer on every rank.
 

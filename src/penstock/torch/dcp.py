@@ -50,11 +50,7 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
-from penstock.checkpoint.arguments import (
-    checked_step,
-    checked_trace,
-    made_ranks,
-)
+from penstock.checkpoint.arguments import checked_step, checked_trace, made_ranks
 from penstock.checkpoint.config import StoreArguments, StoreConfig, store_config
 from penstock.checkpoint.due import DueSaves
 from penstock.checkpoint.files.catalog import Catalog, Link, looking_again

@@ -52,10 +52,7 @@ from penstock.loader.transforms.steps import Normalize, ToTensor
 from penstock.plan.random import generator_for
 
 #: Steps that leave every pixel where it is.
-_IN_PLACE = (
-    *(ColorJitter, GaussianBlur, Grayscale, RandomErasing, RandomGrayscale),
-    *(Normalize, ToTensor),
-)
+_IN_PLACE = (*(ColorJitter, GaussianBlur, Grayscale, RandomErasing, RandomGrayscale), *(Normalize, ToTensor))
 #: Of a PNG file: where its header says how many bits a pixel has, and of which kind it is.
 _PNG, _PNG_BITS, _PNG_KIND, _PNG_GREY = b"\x89PNG\r\n\x1a\n", 24, 25, 0
 
