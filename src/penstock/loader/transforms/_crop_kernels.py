@@ -14,13 +14,14 @@ from penstock.kernel import array_at, entry, inlined, machine_code, stack_zeros
 from penstock.loader.transforms import _group_kernels as group
 from penstock.loader.transforms.compiled import CROP_SIGNATURES
 from penstock.loader.transforms.geometry import Box
-from penstock.loader.transforms.kernels import resample_to_uint8, with_short_vectors
+from penstock.loader.transforms.kernels import LINES, resample_to, with_short_vectors
 from penstock.machine_code import ARRAY, DATA, MachineCode
 
 _draw, _geometry_of, _header_of, _decode = group._draw, group._geometry_of, group._header_of, group._decode
 _bytes_of, _plain, _region_in = group._bytes_of, group._plain, group._region_in
 _passes_of, _offset_in = group._passes_of, group._offset_in
 _choose_shrink, _pixel_bytes = group._choose_shrink, group._pixel_bytes
+_resample_to_uint8 = resample_to("uint8")
 
 # Of the region that is decoded at one scale, in stored pixels: rows TOP to BOTTOM, columns LEFT to RIGHT.
 _TOP, _LEFT, _BOTTOM, _RIGHT, _SIDES = 0, 1, 2, 3, 4
@@ -108,7 +109,7 @@ def make_crops(
                 across, down, taps, scratch_bytes = _passes_of(found, shrink)
                 is_done = scratch_bytes <= scratch.size
                 if is_done:
-                    resample_to_uint8(
+                    _resample_to_uint8(
                         pixels,
                         _offset_in(region, found.box, shrink),
                         3 * region.width,
@@ -117,6 +118,7 @@ def make_crops(
                         found.resampling,
                         taps,
                         scratch,
+                        (),
                         array_at(_address_of(targets[k, ahead]), (height, width, 3), np.uint8),
                         True,
                     )
@@ -126,10 +128,10 @@ def make_crops(
     return count
 
 
-def _writer(value: Any) -> Any:
-    """Return the loop that writes `value(parameters, channel, byte)` of crops into a slot.
+def _writer(write_line: Any) -> Any:
+    """Return the loop that writes crops into a slot, line by line.
 
-    parameters, channels_last: of the numbers and their layout. height, width: of a crop.
+    parameters, channels_last: of `write_line`, one of `kernels.LINES`. height, width: of a crop.
     crops: int64[2, n], of each the address of the array object that holds it, uint8[height, width, 3], and its row.
     out: [batch, *shape of a sample], written.
     Returns: how many were not written: of rows that are not there.
@@ -145,49 +147,17 @@ def _writer(value: Any) -> Any:
                 continue
             pixels, image = array_at(_address_of(crops[0, k]), (height, 3 * width), np.uint8), out[row]
             for line in range(height):
-                source = pixels[line]
-                if channels_last:
-                    target = image[line]
-                    for column in range(width):
-                        target[column, 0] = value(parameters, 0, source[3 * column])
-                        target[column, 1] = value(parameters, 1, source[3 * column + 1])
-                        target[column, 2] = value(parameters, 2, source[3 * column + 2])
-                else:
-                    red, green, blue = image[0, line], image[1, line], image[2, line]
-                    for column in range(width):
-                        red[column] = value(parameters, 0, source[3 * column])
-                        green[column] = value(parameters, 1, source[3 * column + 1])
-                        blue[column] = value(parameters, 2, source[3 * column + 2])
+                write_line(pixels[line], parameters, image, line, channels_last)
         return left
 
     return write
 
 
-@inlined
-def _to_float32(parameters: Any, channel: Any, byte: Any) -> Any:
-    return np.float32(byte) * parameters[0][channel] + parameters[1][channel]
-
-
-@inlined
-def _to_table(parameters: Any, channel: Any, byte: Any) -> Any:
-    return parameters[0][channel, byte]
-
-
-@inlined
-def _to_uint8(parameters: Any, channel: Any, byte: Any) -> Any:
-    return byte
-
-
-_WRITERS = {
-    "crops_to_float32": _to_float32,
-    "crops_to_table": _to_table,
-    "crops_to_uint8": _to_uint8,
-    "crops_to_numbers": _to_table,
-}
+_WRITERS = {f"crops_to_{name}": _writer(write_line) for name, write_line in LINES.items()}
+_WRITERS["crops_to_numbers"] = _writer(LINES["table"])
 
 
 def compile_part(name: str) -> MachineCode:
     """Return the machine code of one loop of CROP_SIGNATURES."""
-    loop = make_crops if name == "make_crops" else _writer(_WRITERS[name])
     with with_short_vectors():
-        return machine_code(loop, CROP_SIGNATURES[name])
+        return machine_code(make_crops if name == "make_crops" else _WRITERS[name], CROP_SIGNATURES[name])

@@ -17,20 +17,15 @@ import numpy as np
 from numba import uint64
 
 from penstock.kernel import array_at, compiled_copy, entry, function_at, inlined, machine_code, stack_zeros
-from penstock.loader.transforms import geometry, jpeg
+from penstock.loader.transforms import jpeg
 from penstock.loader.transforms.compiled import GROUP_SIGNATURES
 from penstock.loader.transforms.geometry import TRIES, Box, StepNumbers
 from penstock.loader.transforms.jpeg import JpegHeader
-from penstock.loader.transforms.kernels import (
-    resample_to_float32,
-    resample_to_table,
-    resample_to_uint8,
-    with_short_vectors,
-)
+from penstock.loader.transforms.kernels import RULES, resample_to, with_short_vectors
 from penstock.loader.transforms.turbojpeg import RGB
 from penstock.machine_code import ARRAY, DATA, DIMENSIONS, SHAPE, MachineCode
 
-_rules, _headers = compiled_copy(geometry), compiled_copy(jpeg)
+_rules, _headers = RULES, compiled_copy(jpeg)
 _whole, _needs_padding, _without_resize = _rules["whole"], _rules["needs_padding"], _rules["without_resize"]
 _size_after, _is_resampled, _resized_to = _rules["size_after"], _rules["is_resampled"], _rules["resized_to"]
 _choose_shrink, _region_of, _axes_of = _rules["choose_shrink"], _rules["region_of"], _rules["axes_of"]
@@ -197,7 +192,7 @@ def _offset_in(region: Any, box: Any, shrink: Any) -> Any:
 
 
 def _loop(resample: Any) -> Any:
-    """Return the loop that ends in `resample(pixels, offset, stride, ..., parameters, out, channels_last)`.
+    """Return the loop that ends in a loop of `kernels.resample_to`.
 
     functions, handle: of libjpeg-turbo, `TurboJpeg.addresses` and a handle.
     steps: float64[n, fields], `StepNumbers`. keys: uint64[n], of their draws.
@@ -277,76 +272,7 @@ def _loop(resample: Any) -> Any:
     return decode
 
 
-@inlined
-def _to_float32(
-    pixels: Any,
-    offset: Any,
-    stride: Any,
-    across: Any,
-    down: Any,
-    resampling: Any,
-    taps: Any,
-    scratch: Any,
-    parameters: Any,
-    out: Any,
-    channels_last: Any,
-) -> None:
-    resample_to_float32(
-        pixels,
-        offset,
-        stride,
-        across,
-        down,
-        resampling,
-        taps,
-        scratch,
-        parameters[0],
-        parameters[1],
-        out,
-        channels_last,
-    )
-
-
-@inlined
-def _to_table(
-    pixels: Any,
-    offset: Any,
-    stride: Any,
-    across: Any,
-    down: Any,
-    resampling: Any,
-    taps: Any,
-    scratch: Any,
-    parameters: Any,
-    out: Any,
-    channels_last: Any,
-) -> None:
-    resample_to_table(
-        pixels, offset, stride, across, down, resampling, taps, scratch, parameters[0], out, channels_last
-    )
-
-
-@inlined
-def _to_uint8(
-    pixels: Any,
-    offset: Any,
-    stride: Any,
-    across: Any,
-    down: Any,
-    resampling: Any,
-    taps: Any,
-    scratch: Any,
-    parameters: Any,
-    out: Any,
-    channels_last: Any,
-) -> None:
-    resample_to_uint8(pixels, offset, stride, across, down, resampling, taps, scratch, out, channels_last)
-
-
-_LOOPS = {"group_float32": _to_float32, "group_table": _to_table, "group_uint8": _to_uint8}
-
-
 def compile_part(name: str) -> MachineCode:
     """Return the machine code of one loop of GROUP_SIGNATURES."""
     with with_short_vectors():
-        return machine_code(_loop(_LOOPS[name]), GROUP_SIGNATURES[name])
+        return machine_code(_loop(resample_to(name.removeprefix("group_"))), GROUP_SIGNATURES[name])

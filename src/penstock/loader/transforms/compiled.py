@@ -13,7 +13,7 @@ _AXIS = ("float64", "float64", "int64", "int64", "int64", "int64", "boolean")
 
 def _signature(out: str, *parameters: str) -> Signature:
     before = ("uint8[:]", "int64", "int64", _AXIS, _AXIS, "int64", "int64", "uint8[:]")
-    return Signature((*before, *parameters, f"{out}[:, :, :]", "boolean"))
+    return Signature((*before, parameters, f"{out}[:, :, :]", "boolean"))
 
 
 #: By what they write: float32, the uint16 that a table holds for each byte, or the bytes.
@@ -92,8 +92,5 @@ CROP_KERNELS = {
 
 
 def resampler(name: str) -> Callable[..., None]:
-    """Return the function that writes resampled pixels; see `kernels.resample_to_float32` and its sisters.
-
-    name: one of KERNELS.
-    """
+    """Return the function that writes resampled pixels; see `kernels.resample_to`. name: one of KERNELS."""
     return KERNELS[name].ask() or getattr(plain, f"resample_to_{name}")

@@ -297,19 +297,22 @@ def axes_of(geometry: Geometry, shrink: int) -> tuple[Axis, Axis]:
 
 def most_taps(across: float, down: float, resampling: int) -> int:
     """Return how many pixels of one axis make up a pixel of the result at most, where it is so much smaller."""
-    if resampling & CUBIC == 0:
-        return max(math.ceil(max(across, down)) * 2 + 1, 4)
-    return math.ceil(2 * max(across, down, 1.0)) * 2 + 1
+    reach = max(across, down) if resampling & CUBIC == 0 else 2 * max(across, down, 1.0)
+    return (math.ceil(reach) * 2 + 4) // 4 * 4  # kernels sum four at a time
 
 
-#: Each of the eight parts of the scratch begins at a cache line.
-SPARE_BYTES = 8 * 64
+def row_bytes(columns: int) -> int:
+    """Return the bytes of a row in the scratch of the kernels: three for each column, four at a time, and four more."""
+    return (3 * columns + 13 + 63) // 64 * 64
 
 
 def scratch_bytes(columns: int, rows: int, source_rows: int, taps: int) -> int:
-    """Return the scratch of the kernels, for a result of so many columns and rows from so many rows of the source."""
-    weights = 8 * taps + 4 * (columns + rows) * (1 + taps)
-    return weights + 20 * columns + 4 * columns * (source_rows + taps) + SPARE_BYTES
+    """Return the scratch of the kernels, for a result of so many columns and rows from so many rows of the source.
+
+    taps: of `most_taps`. Each of the seven parts begins at a cache line.
+    """
+    weights = 8 * taps + 4 * (columns + 3 + rows) * (1 + taps)
+    return weights + row_bytes(columns) * (1 + source_rows + taps) + 7 * 64
 
 
 def pixel_bytes(rows: int, columns: int) -> int:

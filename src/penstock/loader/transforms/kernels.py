@@ -7,8 +7,8 @@ on PIL images. (Pillow 13 turns to rows first where the height shrinks much more
 difference.) Without antialiasing the filter keeps its width of two or four pixels when shrinking, and a cubic one is
 that of `torch.nn.functional.interpolate`: another curve, and pixels beyond the edge are those of the edge.
 
-Four bytes are summed in a vector for three channels (decisions/0004; the fourth byte is the next pixel's red, computed
-and dropped). Sums stay in int32 by hand, because numba widens int32 products to int64, which halves the speed.
+Sums are vectors of int32, written in LLVM's own terms (decisions/0004): across, of three colours in four rows, which
+share their weights; down, of neighbouring bytes.
 
 `penstock.loader.transforms.compiled` says when they are compiled, and `plain` what serves until then.
 
@@ -19,27 +19,30 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import int32, uint8, uint64
+from numba import uint64
 from numba.core import config, types
 from numba.core.cgutils import alloca_once_value, for_range
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from penstock.kernel import array_at, entry, inlined, kernel, machine_code
+from penstock.kernel import LINE_BYTES, array_at, compiled_copy, entry, inlined, kernel, machine_code
+from penstock.loader.transforms import geometry
 from penstock.loader.transforms.compiled import SIGNATURES
-from penstock.loader.transforms.geometry import CUBIC, SPARE_BYTES, WIDENED
+from penstock.loader.transforms.geometry import CUBIC, WIDENED
 from penstock.machine_code import MachineCode
 
 _BITS = 22
 _ONE = 1 << _BITS
 _HALF = np.int32(1 << (_BITS - 1))
-#: Taps that are written out. Weights come as two taps, or four or more, the last ones zero where not needed.
-_FEW, _SOME = 2, 4
+#: The functions of `geometry`, for compiled loops.
+RULES = compiled_copy(geometry)
+_row_bytes, _scratch_bytes = RULES["row_bytes"], RULES["scratch_bytes"]
+_BYTE, _WORD, _ADDRESS = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 #: The parameter of cubic curves: of Pillow and torch with a filter that is widened, of torch and OpenCV without.
 _PILLOWS, _TORCHS = -0.5, -0.75
 
@@ -64,6 +67,7 @@ def weigh(
     window_length: int,
     is_flipped: bool,
     resampling: int,
+    block: int,
     firsts: NDArray[np.int32],
     weights: NDArray[np.int32],
     shares: NDArray[np.float64],
@@ -74,10 +78,11 @@ def weigh(
     length: pixels of the axis that may contribute, from 0.
     resampling: of `geometry.Geometry`.
     resized: pixels that `extent` becomes; of them window_length from window_start on are wanted.
-    firsts: int32[window_length], written: the first contributing pixel.
-    weights: int32[window_length * `most_taps`], written as [window_length, taps]: they sum to 2**22 within rounding,
+    block: more than four taps are filled up to a multiple of it.
+    firsts: int32[>= window_length], written: the first contributing pixel.
+    weights: int32[>= window_length * `most_taps`], written as [window_length, taps]: they sum to 2**22 within rounding,
         zeros after the last. shares: float64[`most_taps`], scratch.
-    Returns: taps, 2, or 4 or more.
+    Returns: taps, 2 or more, of a cubic filter 4 or more.
     """
     scale = extent / resized
     is_cubic, is_widened = resampling & CUBIC != 0, resampling & WIDENED != 0
@@ -87,7 +92,8 @@ def weigh(
     for place in range(window_length):
         center = start + (window_start + place + 0.5) * scale
         widest = max(widest, min(length, int(center + reach + 0.5)) - max(0, int(center - reach + 0.5)))
-    taps = _FEW if widest <= _FEW and not is_cubic else max(widest, _SOME)
+    taps = max(widest, 4 if is_cubic else 2)
+    taps = taps if taps <= 4 else (taps + block - 1) // block * block
     for place in range(window_length):
         center = start + (window_start + place + 0.5) * scale
         first = max(0, int(center - reach + 0.5))
@@ -115,66 +121,125 @@ def weigh(
     return taps
 
 
-@inlined
-def _add(total: Any, weight: Any, pixel: Any) -> Any:
-    return int32(total + int32(weight * int32(pixel)))
+def _load(builder: Any, kind: Any, place: Any) -> Any:
+    value = builder.load(builder.inttoptr(place, kind.as_pointer()))
+    value.align = 1
+    return value
 
 
-@inlined
-def _in_a_byte(total: Any) -> Any:
-    return uint8(min(max(int32(total >> _BITS), int32(0)), int32(255)))
+def _spread(builder: Any, number: Any, count: int) -> Any:
+    """Return a vector of the same int32, so many times."""
+    kind = ir.VectorType(_WORD, count)
+    one = builder.insert_element(ir.Constant(kind, ir.Undefined), number, _WORD(0))
+    return builder.shuffle_vector(one, one, ir.Constant(kind, [0] * count))
+
+
+def _shuffled(builder: Any, first: Any, second: Any, order: Iterable[int]) -> Any:
+    places = list(order)
+    return builder.shuffle_vector(first, second, ir.Constant(ir.VectorType(_WORD, len(places)), places))
+
+
+def _in_bytes(builder: Any, total: Any) -> Any:
+    """Return sums of weights of 22 bits rounded down, and cut off at 0 and 255: those of a cubic filter go beyond."""
+    kind = total.type
+    total = builder.ashr(total, ir.Constant(kind, [_BITS] * kind.count))
+    for limit, beyond in ((0, "<"), (255, ">")):
+        limits = ir.Constant(kind, [limit] * kind.count)
+        total = builder.select(builder.icmp_signed(beyond, total, limits), limits, total)
+    return total
+
+
+def _add_taps(builder: Any, total: Any, rows: list[Any], weight: Any, taps: int) -> Any:
+    """Add neighbouring pixels of four rows, up to four, to the sums of their rows: int32[row, colour], of 4 x 4."""
+    parts = [_load(builder, ir.VectorType(_BYTE, 16), row) for row in rows]
+    upper, lower = (_shuffled(builder, parts[at], parts[at + 1], range(32)) for at in (0, 2))
+    pixels = _shuffled(builder, upper, lower, range(64))
+    nothing = ir.Constant(pixels.type, [0] * 64)
+    for tap in range(taps):
+        # Of each int32 the lowest byte, of processors that have it first.
+        order = [
+            16 * row + 3 * tap + colour if colour < 3 and byte == 0 else 64
+            for row in range(4)
+            for colour in range(4)
+            for byte in range(4)
+        ]
+        colours = builder.bitcast(_shuffled(builder, pixels, nothing, order), total.type)
+        factor = _load(builder, _WORD, builder.add(weight, _ADDRESS(4 * tap)))
+        total = builder.add(total, builder.mul(colours, _spread(builder, factor, 16)))
+    return total
 
 
 def _blend(taps: int) -> Any:
-    """Return an operation that sums pixels times weights into the four bytes of one pixel of the result.
+    """Return an operation that makes four pixels of the result in each of four rows.
 
-    taps: how many pixels; 0 for a number that is only known in the loop.
+    taps: how many weights each has, up to four; 0: a multiple of four that is only known in the loop.
 
-    The operation takes the addresses of the first pixel, of its weight and of the result, and the number of taps.
-    Pixels are three bytes apart, so the fourth byte is the next pixel's red. It works on vectors of four int32. Written
-    in Python and inlined, the same sums were 300 operations, which numba took 4 s longer to compile.
+    The operation takes four addresses, of rows, and four of results, of which it writes 16 bytes: four pixels and four
+    bytes without meaning; and the addresses of `firsts` and `weights`, and the number of taps. It reads 16 bytes from
+    the first pixel of each fourth tap on. Rows share their weights, and fill the lanes of a vector.
     """
-    byte, word, address = ir.IntType(8), ir.IntType(32), ir.IntType(64)
-    four_bytes, four_words = ir.VectorType(byte, 4), ir.VectorType(word, 4)
-    everywhere = ir.Constant(four_words, [0] * 4)
 
-    def add_tap(builder: Any, total: Any, pixel: Any, weight: Any, tap: Any) -> Any:
-        pixel = builder.add(pixel, builder.mul(tap, address(3)))
-        weight = builder.add(weight, builder.mul(tap, address(4)))
-        colours = builder.load(builder.inttoptr(pixel, four_bytes.as_pointer()))
-        colours.align = 1
-        factor = builder.load(builder.inttoptr(weight, word.as_pointer()))
-        factors = builder.insert_element(ir.Constant(four_words, ir.Undefined), factor, word(0))
-        factors = builder.shuffle_vector(factors, factors, everywhere)
-        return builder.add(total, builder.mul(builder.zext(colours, four_words), factors))
-
-    def blend(typing: Any, pixel: Any, weight: Any, target: Any, most: Any) -> Any:
+    def blend(typing: Any, rows: Any, targets: Any, firsts: Any, weights: Any, most: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            pixel, weight, target, most = arguments
-            total = ir.Constant(four_words, [int(_HALF)] * 4)
-            for tap in range(taps):
-                total = add_tap(builder, total, pixel, weight, address(tap))
-            if not taps:
-                sums = alloca_once_value(builder, total)  # type: ignore[no-untyped-call]
-                with for_range(builder, most) as loop:
-                    builder.store(add_tap(builder, builder.load(sums), pixel, weight, loop.index), sums)
-                total = builder.load(sums)
-            total = builder.ashr(total, ir.Constant(four_words, [_BITS] * 4))
-            # Weights of a cubic filter may be below zero. Those of two taps are none.
-            for limit, beyond in ((0, "<"), (255, ">")) if taps != _FEW else ():
-                limits = ir.Constant(four_words, [limit] * 4)
-                total = builder.select(builder.icmp_signed(beyond, total, limits), limits, total)
-            builder.store(
-                builder.trunc(total, four_bytes), builder.inttoptr(target, four_bytes.as_pointer())
-            ).align = 1
+            rows, targets, firsts, weights, most = arguments
+            begins, ends = (
+                [builder.extract_value(each, row) for row in range(4)] for each in (rows, targets)
+            )
+            half = ir.Constant(ir.VectorType(_WORD, 16), [int(_HALF)] * 16)
+            merged = None
+            for column in range(4):
+                first = _load(builder, _WORD, builder.add(firsts, _ADDRESS(4 * column)))
+                first = builder.mul(builder.zext(first, _ADDRESS), _ADDRESS(3))
+                sources = [builder.add(row, first) for row in begins]
+                weight = builder.add(weights, builder.mul(most, _ADDRESS(4 * column)))
+                if taps:
+                    total = _add_taps(builder, half, sources, weight, taps)
+                else:
+                    sums = alloca_once_value(builder, half)  # type: ignore[no-untyped-call]
+                    with for_range(builder, builder.udiv(most, _ADDRESS(4))) as loop:
+                        further = builder.mul(loop.index, _ADDRESS(12))
+                        more = builder.add(weight, builder.mul(loop.index, _ADDRESS(16)))
+                        at = [builder.add(source, further) for source in sources]
+                        builder.store(_add_taps(builder, builder.load(sums), at, more, 4), sums)
+                    total = builder.load(sums)
+                total = builder.shl(_in_bytes(builder, total), ir.Constant(half.type, [8 * column] * 16))
+                merged = total if merged is None else builder.or_(merged, total)
+            pixels = builder.bitcast(merged, ir.VectorType(_BYTE, 64))
+            order = [*(4 * colour + column for column in range(4) for colour in range(3)), *[15] * 4]
+            pixels = _shuffled(builder, pixels, pixels, [16 * row + at for row in range(4) for at in order])
+            for row in range(4):
+                part = _shuffled(builder, pixels, pixels, range(16 * row, 16 * row + 16))
+                builder.store(part, builder.inttoptr(ends[row], part.type.as_pointer())).align = 1
             return context.get_dummy_value()
 
-        return types.void(types.uint64, types.uint64, types.uint64, types.int64), generate
+        return types.void(rows, targets, types.uint64, types.uint64, types.int64), generate
 
     return intrinsic(blend)
 
 
-_blend_few, _blend_some, _blend_many = _blend(_FEW), _blend(_SOME), _blend(0)
+_blend_two, _blend_three, _blend_four, _blend_many = _blend(2), _blend(3), _blend(4), _blend(0)
+
+
+def _sum_rows(typing: Any, row: Any, stride: Any, weights: Any, taps: Any, target: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        row, stride, weights, taps, target = arguments
+        half = ir.Constant(ir.VectorType(_WORD, LINE_BYTES), [int(_HALF)] * LINE_BYTES)
+        sums = alloca_once_value(builder, half)  # type: ignore[no-untyped-call]
+        with for_range(builder, taps) as loop:
+            place = builder.add(row, builder.mul(loop.index, stride))
+            pixels = builder.zext(_load(builder, ir.VectorType(_BYTE, LINE_BYTES), place), half.type)
+            weight = _load(builder, _WORD, builder.add(weights, builder.mul(loop.index, _ADDRESS(4))))
+            product = builder.mul(pixels, _spread(builder, weight, LINE_BYTES))
+            builder.store(builder.add(builder.load(sums), product), sums)
+        pixels = builder.trunc(_in_bytes(builder, builder.load(sums)), ir.VectorType(_BYTE, LINE_BYTES))
+        builder.store(pixels, builder.inttoptr(target, pixels.type.as_pointer())).align = 1
+        return context.get_dummy_value()
+
+    return types.void(types.uint64, types.uint64, types.uint64, types.int64, types.uint64), generate
+
+
+#: Sum LINE_BYTES of some rows times their weights: `(first row, bytes between rows, weights, how many, target)`.
+_blend_line: Any = intrinsic(_sum_rows)
 
 
 @kernel
@@ -183,63 +248,55 @@ def blend_columns(
 ) -> None:
     """Resample every row.
 
-    pixels: uint8[...], rows of red, green, blue from `offset` on, `stride` bytes apart; 3 * taps + 1 bytes
+    pixels: uint8[...], rows of red, green, blue from `offset` on, `stride` bytes apart; 3 * taps + 13 bytes
         after the last pixel are read (and weigh nothing).
-    firsts, weights: of `weigh`.
-    blended: uint8[>= rows, 4 * columns], written: red, green, blue and a byte without meaning.
+    firsts, weights: of `weigh`, of a multiple of four columns.
+    blended: uint8[>= rows, >= 3 * columns + 4], written: red, green, blue, and four bytes without meaning.
     """
     columns, taps = weights.shape
     first_pixel = uint64(pixels.ctypes.data) + uint64(offset)
-    first_weight, first_target = uint64(weights.ctypes.data), uint64(blended.ctypes.data)
-    row_bytes, weight_bytes = uint64(blended.shape[1]), uint64(4 * taps)
-    for upper in range(0, rows, 2):  # two rows per turn: 68 us where one took 96
-        lower = min(upper + 1, rows - 1)
-        row, next_row = first_pixel + uint64(upper * stride), first_pixel + uint64(lower * stride)
-        target, next_target = (
-            first_target + uint64(upper) * row_bytes,
-            first_target + uint64(lower) * row_bytes,
+    first_target, row_bytes = uint64(blended.ctypes.data), uint64(blended.shape[1])
+    for upper in range(0, rows, 4):
+        row0, row1 = uint64(upper), uint64(min(upper + 1, rows - 1))
+        row2, row3 = uint64(min(upper + 2, rows - 1)), uint64(min(upper + 3, rows - 1))
+        sources = (
+            first_pixel + row0 * uint64(stride),
+            first_pixel + row1 * uint64(stride),
+            first_pixel + row2 * uint64(stride),
+            first_pixel + row3 * uint64(stride),
         )
-        for column in range(columns):
-            at, place = uint64(firsts[column]) * uint64(3), uint64(column) * uint64(4)
-            weight = first_weight + uint64(column) * weight_bytes
-            if taps == _FEW:
-                _blend_few(row + at, weight, target + place, taps)
-                _blend_few(next_row + at, weight, next_target + place, taps)
-            elif taps == _SOME:
-                _blend_some(row + at, weight, target + place, taps)
-                _blend_some(next_row + at, weight, next_target + place, taps)
+        at, weight = uint64(firsts.ctypes.data), uint64(weights.ctypes.data)
+        for column in range(0, columns, 4):
+            place = first_target + uint64(3 * column)
+            targets = (
+                place + row0 * row_bytes,
+                place + row1 * row_bytes,
+                place + row2 * row_bytes,
+                place + row3 * row_bytes,
+            )
+            if taps == 2:
+                _blend_two(sources, targets, at, weight, taps)
+            elif taps == 3:
+                _blend_three(sources, targets, at, weight, taps)
+            elif taps == 4:
+                _blend_four(sources, targets, at, weight, taps)
             else:
-                _blend_many(row + at, weight, target + place, taps)
-                _blend_many(next_row + at, weight, next_target + place, taps)
+                _blend_many(sources, targets, at, weight, taps)
+            at, weight = at + uint64(16), weight + uint64(16 * taps)
 
 
 @kernel
-def blend_rows(blended: Any, first: int, weights: Any, totals: Any, line: Any) -> None:
+def blend_rows(blended: Any, first: int, weights: Any, line: Any) -> None:
     """Resample one line of the result from rows of `blended`.
 
     weights: int32[taps] of the line; first: the row that the first weight is for.
-    totals: int32[4 * columns], scratch. line: uint8[4 * columns], written.
+    line: uint8[bytes of a row of `blended`], written, as many as rows have: a multiple of LINE_BYTES.
     """
-    row0, row1, w0, w1 = blended[first], blended[first + 1], weights[0], weights[1]
-    if weights.size == _FEW:
-        for byte in range(line.size):
-            line[byte] = uint8(_add(_add(_HALF, w0, row0[byte]), w1, row1[byte]) >> _BITS)
-        return
-    row2, row3, w2, w3 = blended[first + 2], blended[first + 3], weights[2], weights[3]
-    if weights.size == _SOME:
-        for byte in range(line.size):
-            total = _add(_add(_HALF, w0, row0[byte]), w1, row1[byte])
-            line[byte] = _in_a_byte(_add(_add(total, w2, row2[byte]), w3, row3[byte]))
-        return
-    for byte in range(line.size):
-        total = _add(_add(_HALF, w0, row0[byte]), w1, row1[byte])
-        totals[byte] = _add(_add(total, w2, row2[byte]), w3, row3[byte])
-    for tap in range(_SOME, weights.size):
-        weight, row = weights[tap], blended[first + tap]
-        for byte in range(line.size):
-            totals[byte] = _add(totals[byte], weight, row[byte])
-    for byte in range(line.size):
-        line[byte] = _in_a_byte(totals[byte])
+    stride = uint64(blended.shape[1])
+    row, target = uint64(blended.ctypes.data) + uint64(first) * stride, uint64(line.ctypes.data)
+    for place in range(0, line.size, LINE_BYTES):
+        at = uint64(place)
+        _blend_line(row + at, stride, uint64(weights.ctypes.data), weights.size, target + at)
 
 
 @inlined
@@ -249,15 +306,20 @@ def _after(place: Any, size: Any) -> Any:
 
 
 @inlined
-def _weigh_axis(axis: Any, resampling: Any, most_taps: Any, shares: Any, place: Any) -> Any:
-    """Weigh an axis; return firsts, weights[window_length, taps], and the place after what they may take."""
+def _weigh_axis(axis: Any, resampling: Any, most_taps: Any, block: Any, shares: Any, place: Any) -> Any:
+    """Weigh an axis, whose pixels are filled up to a multiple of `block`: those mean nothing.
+
+    Returns: firsts, weights[pixels, taps], and the place after what they may take.
+    """
     length = axis[5]
-    firsts = array_at(place, (length,), np.int32)
-    place = _after(place, 4 * length)
-    flat = array_at(place, (length * most_taps,), np.int32)
+    filled = (length + block - 1) // block * block
+    firsts = array_at(place, (filled,), np.int32)
+    place = _after(place, 4 * filled)
+    flat = array_at(place, (filled * most_taps,), np.int32)
     # mypy takes a star for any number of arguments.
-    taps = weigh(*axis, resampling, firsts, flat, shares)  # type: ignore[call-arg]
-    return firsts, array_at(place, (length, taps), np.int32), _after(place, 4 * length * most_taps)
+    taps = weigh(*axis, resampling, block, firsts, flat, shares)  # type: ignore[call-arg]
+    firsts[length:] = firsts[length - 1]
+    return firsts, array_at(place, (filled, taps), np.int32), _after(place, 4 * filled * most_taps)
 
 
 @inlined
@@ -273,36 +335,34 @@ def _prepare(
 ) -> Any:
     """Weigh both axes and blend the columns of the rows that are needed.
 
-    Returns: what `blend_rows` takes: the blended rows, the first of them for each row of the result, its weights,
-        totals, and a line.
+    Returns: what `blend_rows` takes: the blended rows, the first of them for each row of the result, its weights, and
+        a line.
     """
     columns, rows = across[5], down[5]
-    place, end = uint64(scratch.ctypes.data), uint64(scratch.ctypes.data) + uint64(scratch.size)
-    if scratch.size < 8 * most_taps + 4 * (columns + rows) * (1 + most_taps) + 20 * columns + SPARE_BYTES:
+    place, end = _after(uint64(scratch.ctypes.data), 0), uint64(scratch.ctypes.data) + uint64(scratch.size)
+    row_bytes = _row_bytes(columns)
+    if scratch.size < _scratch_bytes(columns, rows, 0, most_taps):
         raise MemoryError
     shares = array_at(place, (most_taps,), np.float64)
     place = _after(place, 8 * most_taps)
-    column_firsts, column_weights, place = _weigh_axis(across, resampling, most_taps, shares, place)
-    row_firsts, row_weights, place = _weigh_axis(down, resampling, most_taps, shares, place)
-    taps = row_weights.shape[1]
-    totals = array_at(place, (4 * columns,), np.int32)
-    place = _after(place, 16 * columns)
-    line = array_at(place, (4 * columns,), np.uint8)
-    place = _after(place, 4 * columns)
+    column_firsts, column_weights, place = _weigh_axis(across, resampling, most_taps, 4, shares, place)
+    row_firsts, row_weights, place = _weigh_axis(down, resampling, most_taps, 1, shares, place)
+    line = array_at(place, (row_bytes,), np.uint8)
+    place = _after(place, row_bytes)
     lowest, highest = row_firsts[0], row_firsts[0]  # a loop: numba compiles `min` and `max` for a second
     for row in range(rows):
         lowest, highest = min(lowest, row_firsts[row]), max(highest, row_firsts[row])
-    highest = min(down[2], highest + taps)
+    highest = min(down[2], highest + row_weights.shape[1])
     for row in range(rows):
         row_firsts[row] -= lowest
     # What weighs nothing may lie beyond the last.
-    blended = array_at(place, (highest - lowest + taps, 4 * columns), np.uint8)
+    blended = array_at(place, (highest - lowest + row_weights.shape[1], row_bytes), np.uint8)
     if place + uint64(blended.size) > end:
         raise MemoryError
     blend_columns(
         pixels, offset + lowest * stride, stride, highest - lowest, column_firsts, column_weights, blended
     )
-    return blended, row_firsts, row_weights, totals, line
+    return blended, row_firsts, row_weights, line
 
 
 @inlined
@@ -313,137 +373,113 @@ def _stays(axis: Any) -> Any:
 
 
 @entry
-def resample_to_float32(
-    pixels: Any,
-    offset: int,
-    stride: int,
-    across: Any,
-    down: Any,
-    resampling: int,
-    most_taps: int,
-    scratch: Any,
-    scale: Any,
-    bias: Any,
-    out: Any,
-    channels_last: bool,
-) -> None:
-    """Write byte * scale + bias, by channel, of the resampled picture.
+def line_to_float32(line: Any, parameters: Any, out: Any, row: Any, channels_last: Any) -> None:
+    """Write byte * scale + bias, by channel.
+
+    line: uint8[3 * width and more]. parameters: scale and bias, float32[3] each.
+    row: of `out`, float32[3, height, width], or [height, width, 3] where channels_last; all of it is written.
+    """
+    scale, bias = parameters
+    scale0, scale1, scale2 = scale[0], scale[1], scale[2]
+    bias0, bias1, bias2 = bias[0], bias[1], bias[2]
+    if channels_last:
+        target = out[row]
+        for column in range(target.shape[0]):
+            target[column, 0] = np.float32(line[3 * column]) * scale0 + bias0
+            target[column, 1] = np.float32(line[3 * column + 1]) * scale1 + bias1
+            target[column, 2] = np.float32(line[3 * column + 2]) * scale2 + bias2
+    else:
+        red, green, blue = out[0, row], out[1, row], out[2, row]
+        for column in range(red.size):
+            red[column] = np.float32(line[3 * column]) * scale0 + bias0
+            green[column] = np.float32(line[3 * column + 1]) * scale1 + bias1
+            blue[column] = np.float32(line[3 * column + 2]) * scale2 + bias2
+
+
+@entry
+def line_to_table(line: Any, parameters: Any, out: Any, row: Any, channels_last: Any) -> None:
+    """Write what a table has for each byte. parameters: the table, [3, 256], by channel; see `line_to_float32`."""
+    table = parameters[0]
+    table0, table1, table2 = table[0], table[1], table[2]
+    if channels_last:
+        target = out[row]
+        for column in range(target.shape[0]):
+            target[column, 0] = table0[line[3 * column]]
+            target[column, 1] = table1[line[3 * column + 1]]
+            target[column, 2] = table2[line[3 * column + 2]]
+    else:
+        red, green, blue = out[0, row], out[1, row], out[2, row]
+        for column in range(red.size):
+            red[column] = table0[line[3 * column]]
+            green[column] = table1[line[3 * column + 1]]
+            blue[column] = table2[line[3 * column + 2]]
+
+
+@entry
+def line_to_uint8(line: Any, parameters: Any, out: Any, row: Any, channels_last: Any) -> None:
+    """Write the bytes. parameters: none; see `line_to_float32`."""
+    if channels_last:
+        target = array_at(uint64(out[row].ctypes.data), (3 * out.shape[1],), np.uint8)
+        for byte in range(target.size):
+            target[byte] = line[byte]
+    else:
+        red, green, blue = out[0, row], out[1, row], out[2, row]
+        for column in range(red.size):
+            red[column] = line[3 * column]
+            green[column] = line[3 * column + 1]
+            blue[column] = line[3 * column + 2]
+
+
+#: How a line of bytes is written: as the names of `compiled.SIGNATURES` say.
+LINES = {"float32": line_to_float32, "table": line_to_table, "uint8": line_to_uint8}
+
+
+def resample_to(name: str) -> Any:
+    """Return the loop that writes the resampled picture as one of LINES.
 
     pixels, offset, stride: as in `blend_columns`.
     across, down: the first seven arguments of `weigh` for columns and rows.
     most_taps, scratch: of `most_taps`; uint8[>= `scratch_bytes`].
-    scale, bias: float32[3].
-    out: float32[3, height, width], or float32[height, width, 3] where channels_last; all of it is written.
+    parameters, out, channels_last: of the line.
 
-    Measured (AMD Zen 5, 320 x 300 to 224 x 224): 110 us antialiased, 70 without; cv2.resize INTER_LINEAR 60
-    and INTER_AREA 380, Pillow 472, none of which normalises (52 more). See decisions/0004.
+    Measured (AMD Zen 5, 320 x 300 to 224 x 224): see decisions/0004.
     """
-    scale0, scale1, scale2 = scale[0], scale[1], scale[2]
-    bias0, bias1, bias2 = bias[0], bias[1], bias[2]
-    if _stays(across) and _stays(down) and not channels_last:  # as behind a callable: 45 us where it took 95
-        first = offset + (int(down[0]) + down[4]) * stride + 3 * (int(across[0]) + across[4])
+    write_line = LINES[name]
+
+    @entry
+    def resample(
+        pixels: Any,
+        offset: Any,
+        stride: Any,
+        across: Any,
+        down: Any,
+        resampling: Any,
+        most_taps: Any,
+        scratch: Any,
+        parameters: Any,
+        out: Any,
+        channels_last: Any,
+    ) -> None:
+        if _stays(across) and _stays(down):  # as behind a callable
+            first = offset + (int(down[0]) + down[4]) * stride + 3 * (int(across[0]) + across[4])
+            for row in range(down[5]):
+                at = first + row * stride
+                write_line(pixels[at : at + 3 * across[5]], parameters, out, row, channels_last)
+            return
+        blended, row_firsts, row_weights, line = _prepare(
+            pixels, offset, stride, across, down, resampling, most_taps, scratch
+        )
         for row in range(down[5]):
-            source = pixels[first + row * stride : first + row * stride + 3 * across[5]]
-            red, green, blue = out[0, row], out[1, row], out[2, row]
-            for column in range(across[5]):
-                red[column] = np.float32(source[3 * column]) * scale0 + bias0
-                green[column] = np.float32(source[3 * column + 1]) * scale1 + bias1
-                blue[column] = np.float32(source[3 * column + 2]) * scale2 + bias2
-        return
-    rows, row_firsts, row_weights, totals, line = _prepare(
-        pixels, offset, stride, across, down, resampling, most_taps, scratch
-    )
-    columns = line.size // 4
-    for row in range(row_firsts.size):
-        blend_rows(rows, row_firsts[row], row_weights[row], totals, line)
-        if channels_last:
-            for column in range(columns):
-                out[row, column, 0] = np.float32(line[4 * column]) * scale0 + bias0
-                out[row, column, 1] = np.float32(line[4 * column + 1]) * scale1 + bias1
-                out[row, column, 2] = np.float32(line[4 * column + 2]) * scale2 + bias2
-        else:
-            red, green, blue = out[0, row], out[1, row], out[2, row]
-            for column in range(columns):
-                red[column] = np.float32(line[4 * column]) * scale0 + bias0
-                green[column] = np.float32(line[4 * column + 1]) * scale1 + bias1
-                blue[column] = np.float32(line[4 * column + 2]) * scale2 + bias2
+            blend_rows(blended, row_firsts[row], row_weights[row], line)
+            write_line(line, parameters, out, row, channels_last)
 
-
-@entry
-def resample_to_table(
-    pixels: Any,
-    offset: int,
-    stride: int,
-    across: Any,
-    down: Any,
-    resampling: int,
-    most_taps: int,
-    scratch: Any,
-    table: Any,
-    out: Any,
-    channels_last: bool,
-) -> None:
-    """Write what `table` (uint16[3, 256], by channel) holds for each byte: the bits of float16 or bfloat16.
-
-    Other arguments as in `resample_to_float32`; out: uint16.
-    """
-    rows, row_firsts, row_weights, totals, line = _prepare(
-        pixels, offset, stride, across, down, resampling, most_taps, scratch
-    )
-    columns = line.size // 4
-    table0, table1, table2 = table[0], table[1], table[2]
-    for row in range(row_firsts.size):
-        blend_rows(rows, row_firsts[row], row_weights[row], totals, line)
-        if channels_last:
-            for column in range(columns):
-                out[row, column, 0] = table0[line[4 * column]]
-                out[row, column, 1] = table1[line[4 * column + 1]]
-                out[row, column, 2] = table2[line[4 * column + 2]]
-        else:
-            red, green, blue = out[0, row], out[1, row], out[2, row]
-            for column in range(columns):
-                red[column] = table0[line[4 * column]]
-                green[column] = table1[line[4 * column + 1]]
-                blue[column] = table2[line[4 * column + 2]]
-
-
-@entry
-def resample_to_uint8(
-    pixels: Any,
-    offset: int,
-    stride: int,
-    across: Any,
-    down: Any,
-    resampling: int,
-    most_taps: int,
-    scratch: Any,
-    out: Any,
-    channels_last: bool,
-) -> None:
-    """Write the bytes of the resampled picture. Arguments as in `resample_to_float32`; out: uint8."""
-    rows, row_firsts, row_weights, totals, line = _prepare(
-        pixels, offset, stride, across, down, resampling, most_taps, scratch
-    )
-    columns = line.size // 4
-    for row in range(row_firsts.size):
-        blend_rows(rows, row_firsts[row], row_weights[row], totals, line)
-        if channels_last:
-            for column in range(columns):
-                out[row, column, 0] = line[4 * column]
-                out[row, column, 1] = line[4 * column + 1]
-                out[row, column, 2] = line[4 * column + 2]
-        else:
-            red, green, blue = out[0, row], out[1, row], out[2, row]
-            for column in range(columns):
-                red[column] = line[4 * column]
-                green[column] = line[4 * column + 1]
-                blue[column] = line[4 * column + 2]
+    return resample
 
 
 def compile_part(name: str) -> MachineCode:
     """Return the machine code of one kernel: what it writes is "float32", "table" or "uint8"."""
     with with_short_vectors():
-        return machine_code(globals()[f"resample_to_{name}"], SIGNATURES[name])
+        return machine_code(resample_to(name), SIGNATURES[name])
 
 
 @contextlib.contextmanager

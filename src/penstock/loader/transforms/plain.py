@@ -74,13 +74,13 @@ def resample_to_float32(
     resampling: int,
     most_taps: int,
     scratch: Any,
-    scale: NDArray[np.float32],
-    bias: NDArray[np.float32],
+    parameters: tuple[NDArray[np.float32], ...],
     out: NDArray[np.float32],
     channels_last: bool,
 ) -> None:
     """Write byte * scale + bias, by channel."""
     picture = _resampled(pixels, offset, stride, across, down, resampling)
+    scale, bias = parameters
     for channel, target in enumerate(_planes(out, channels_last)):
         target[:] = picture[:, :, channel].astype(np.float32) * scale[channel] + bias[channel]
 
@@ -94,14 +94,14 @@ def resample_to_table(
     resampling: int,
     most_taps: int,
     scratch: Any,
-    table: NDArray[np.uint16],
+    parameters: tuple[NDArray[np.uint16]],
     out: NDArray[np.uint16],
     channels_last: bool,
 ) -> None:
     """Write what the table holds for each byte."""
     picture = _resampled(pixels, offset, stride, across, down, resampling)
     for channel, target in enumerate(_planes(out, channels_last)):
-        target[:] = table[channel][picture[:, :, channel]]
+        target[:] = parameters[0][channel][picture[:, :, channel]]
 
 
 def resample_to_uint8(
@@ -113,6 +113,7 @@ def resample_to_uint8(
     resampling: int,
     most_taps: int,
     scratch: Any,
+    parameters: tuple[()],
     out: NDArray[np.uint8],
     channels_last: bool,
 ) -> None:

@@ -158,7 +158,7 @@ class Sink:
             geometry.resampling,
             taps,
             blended.take(scratch_bytes(across.window_length, down.window_length, down.length, taps)),
-            *self._parameters,
+            self._parameters,
             out if self.view is None else out.view(self.view),
             self._channels_last,
         )
