@@ -90,7 +90,7 @@ class StoreConfig:
         codec="stored", or fast=.
     fast: a folder on a small and fast tier, which every rank sees: snapshots are committed there, as they are, and
         drained to `folder` in the background.
-    fast_bytes: for snapshots on the fast tier; None: what is free there. What has no space goes to `folder`.
+    fast_bytes: for snapshots on the fast tier; None: what is free there. What has no space is written to `folder`.
     drain_bytes_per_second: that drains write at most; None: as fast as they can.
     host_copies: a folder that each host has for itself, in its memory, such as "/dev/shm/runs-a": there the newest
         snapshot is, too, each host's parts also on the next host, and is restored from.

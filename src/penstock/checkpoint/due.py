@@ -30,7 +30,7 @@ class DueSaves:
         return self._schedule.least_seconds if self._schedule is not None else 0.0
 
     def go_on(self, blocked_seconds: float | None = None) -> None:
-        """A save lets the training go on. blocked_seconds: that it stood still; None: nobody knows."""
+        """A save lets the training continue. blocked_seconds: that it stood still; None: nobody knows."""
         self._since_seconds = time.monotonic()
         if blocked_seconds is not None and self._schedule is not None:
             self._cost = SaveCost(blocked_seconds)

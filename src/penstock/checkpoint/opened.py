@@ -48,7 +48,7 @@ def quiet(report: Callable[[str], None] | None) -> Callable[[object], None]:
 def open_tier(folder: str | os.PathLike[str], options: Mapping[str, Any] | None = None) -> Tier:
     """Return the tier at a path or, with "://" in it, at an address. Raises: ConfigError, DataError."""
     if isinstance(folder, str) and folder.startswith("file://"):
-        # Synced, as what goes through fsspec is not.
+        # Synced, as what fsspec writes is not.
         folder = folder.removeprefix("file://")
     if isinstance(folder, str) and "://" in folder:
         from penstock.checkpoint.tiers.remote import RemoteTier

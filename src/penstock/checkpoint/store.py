@@ -354,7 +354,7 @@ class SnapshotStore:
         strict: whether `into` and the snapshot must have the same names (of those that `only` chooses), as for
             `load_state_dict` of PyTorch; False: what only one of them has is reported and left as it is.
 
-        A closed store can be read, too. Values that were replaced beside arrays are reported.
+        A closed store can be read, too. Replaced values other than arrays are reported.
 
         Raises: ConfigError if there is no such snapshot, naming the nearest, or if `into` does not fit, naming what
             is missing and what is unexpected, before anything is changed; FormatError naming file and tensor of what
@@ -529,7 +529,7 @@ class SnapshotStore:
             if self._saving is None:
                 self._opened.close()
             else:
-                # Interrupted: the folder stays locked for as long as the save goes on.
+                # Interrupted: the folder stays locked for as long as the save runs.
                 self._saving.at_end(self._opened.close)
         if self._copies is not None and error is None and not failures:
             self._copies.remove()

@@ -147,7 +147,7 @@ class Job:
     parts: dict[int, WrittenPart] | None = None
     #: What is to be done next.
     instructions: Instructions = ()
-    #: Where it goes, and how it is stored there; what rank 0 decided, its draft, and steps that must stay meanwhile.
+    #: Where it lies, and how it is stored there; what rank 0 decided, its draft, and steps that must stay meanwhile.
     target: Begin = _NOWHERE
     encoding: EncodingConfig = field(init=False)
     decision: SnapshotDecision = field(init=False)
@@ -363,7 +363,7 @@ class SnapshotWriter:
                 return life.verified()
             case Prune(tier=tier):
                 prune = functools.partial(self._housekeeping.forget, time.time(), tier)
-                self._ranks.on_rank_zero(f"what goes after step {job.step}", prune)
+                self._ranks.on_rank_zero(f"what is deleted after step {job.step}", prune)
                 life.pruned()
                 job.blocked.is_copied.wait()
                 return life.staged()

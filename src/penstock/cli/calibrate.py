@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _SECONDS, _THOROUGH_SECONDS, _REPEATS = 10.0, 60.0, 10
 _DESCRIPTION = """\
-Measures a source and this host's memory in seconds; with --thorough in a minute also local disks and a folder beside
+Measures a source and this host's memory in seconds; with --thorough in a minute also local disks and a folder next to
 the source: read and written, at random and in sequence, by number of threads, past the page cache, ten times each.
 With --from nothing is measured: a recorded run has it all. See docs/howto/calibrate.md.
 """

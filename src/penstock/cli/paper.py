@@ -13,7 +13,7 @@ from penstock.papers.catalog import PAPERS, Result, Unit, paper_named
 from penstock.units import format_rate
 
 _DESCRIPTION = """\
-Computes a published table or figure again and prints each number beside the published one, with a sentence on why they
+Computes a published table or figure again and prints each number next to the published one, with a sentence on why they
 differ. Without NAME it lists what can be repeated.
 """
 _EPILOG = """\

@@ -49,7 +49,7 @@ def scenario_from(options: argparse.Namespace) -> Scenario:
                 f"--samples is {options.samples}, but {options.scenario} takes the sizes of {scenario.data.path}"
             )
         changes["data"] = replace(scenario.data, samples=options.samples)
-    # Before the rest is checked, which goes through the epochs. Its size and one read of it, 8 bytes each.
+    # Before the rest is checked, which looks at all epochs. Its size and one read of it, 8 bytes each.
     check_memory(
         "data.samples" if options.samples is None else "--samples",
         changes.get("data", scenario.data).samples,

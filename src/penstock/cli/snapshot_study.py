@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _DESCRIPTION = """\
 Compares the snapshots of a training with each other, stores them in eight ways, the seven of the delta-snapshot paper
-and Penstock's own, and tells what each would write, need and cost. Nothing is changed; every block is encoded, decoded
+and Penstock's own, and shows what each would write, need and cost. Nothing is changed; every block is encoded, decoded
 and compared.
 """
 _EPILOG = """\

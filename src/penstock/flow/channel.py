@@ -6,7 +6,7 @@
                   └───── its number, once nothing refers to it any more ──> with the next message back
 
 An arena is a file without a name (`penstock.arena`), so that neither /dev/shm nor a folder is needed and nothing is
-left when both processes have ended. Its descriptor goes over the socket with the first message that uses it and is
+left when both processes have ended. Its descriptor is sent over the socket with the first message that uses it and is
 closed: batches that somebody keeps keep memory, and no open files.
 """
 
@@ -88,7 +88,7 @@ class Channel:
         #: The memory of own arenas by number, and which of them the other process has returned.
         self._own: list[NDArray[np.uint8]] = []
         self._free: list[int] = []
-        #: The other process's arenas, and what tells that they are not used here any more.
+        #: The other process's arenas, and what is called when they are not used here any more.
         self._others: list[mmap.mmap] = []
         self._uses: dict[int, _Use] = {}
         self._unused: deque[_Use] = deque()

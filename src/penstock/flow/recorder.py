@@ -87,7 +87,7 @@ class Ring:
 
         start, end: readings of the recorder's clock.
         sample, samples: the first sample of the group and how many they are; 0 of them where none is concerned.
-        flow: what `Recorder.next_flow` returned for this group, with `AS_PLANNED` where the plan tells its samples.
+        flow: what `Recorder.next_flow` returned for this group, with `AS_PLANNED` where the plan gives its samples.
         The other fields as in `penstock.trace.schema.Kind`.
 
         Raises: struct.error when a value does not fit its field of `SPAN`; nothing is recorded then.

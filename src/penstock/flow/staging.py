@@ -200,7 +200,7 @@ class StagingBuffer:
         that drops the array's last reference records it at that moment; the slot is free once the event has passed.
     is_shared: whether other processes may map the slots (`arena`, `slot_arrays`, `slot_begin`). Then all have one
         arena, which takes as much address space as the limit, memory as slots are first written, and one descriptor.
-        Else each has an arena of its own, which goes with the last reference to it.
+        Else each has an arena of its own, which is freed with the last reference to it.
     beside: what batches have beside their slots, which the limit includes.
     pinning: locks the memory of each slot, when a worker first writes to it; not that of small slots, which a driver
         copies on the way.
@@ -339,7 +339,7 @@ class StagingBuffer:
     def retire(self, slot: int, least: int) -> bool:
         """Use a free slot no more, if the limit is passed and so many others are left; return whether it was done.
 
-        What batches have beside their slots may turn out to be larger than was expected.
+        What batches have outside their slots may turn out to be larger than was expected.
         """
         in_use = len(self._slots) - len(self._retired)
         if self._beside is None or in_use <= least or self.used_bytes <= self._limit_bytes:

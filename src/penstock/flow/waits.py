@@ -54,7 +54,7 @@ class _Board:
             self._server.close()
         #: guards the coming and going of the server, its thread's end included
         self._server_lock = threading.Lock()
-        #: By identity. A report may run beside any change, a signal handler's in the midst of one: it copies this.
+        #: By identity. A report may run during any change, a signal handler's in the midst of one: it copies this.
         self._waiters: dict[int, weakref.ref[Waiter]] = {}
         self._server = None
         self._thread: threading.Thread | None = None

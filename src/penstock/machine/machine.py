@@ -1,7 +1,7 @@
 """What each byte costs on one rank's side of a training job.
 
 The letters of the thesis (R. Böhringer, "Clairvoyant Prefetching for Machine Learning I/O", ETH Zürich 2020,
-section 3.1.1) stand beside the names: storage class j has capacity d_j, p_j threads and throughputs r_j, w_j;
+section 3.1.1) stand next to the names: storage class j has capacity d_j, p_j threads and throughputs r_j, w_j;
 the shared store has t(gamma).
 
 Bandwidth is shared: whatever a device or link delivers is divided among those who use it at that moment.

@@ -109,13 +109,13 @@ class SharedStore:
     latency_seconds: of each read, before its bytes flow; reads overlap theirs.
     threads: how many reads one client keeps in flight, at least 1.
 
-    What tells scattered from consecutive reads; the defaults make no difference between them:
+    What distinguishes scattered from consecutive reads; the defaults make no difference between them:
 
     sequential: bytes/s of all clients together while each of them reads long consecutive ranges, by number of clients;
         None means that consecutive reads are as fast as scattered ones. Nowhere below `clients`.
     random_bytes: how large the reads were with which `clients` and `read` were measured; None means as large as the
         samples are on average. Without `sequential` it has no effect.
-    request_seconds: what one read costs the store beside its bytes, however large it is: a seek, a look-up. Unlike
+    request_seconds: what one read costs the store besides its bytes, however large it is: a seek, a look-up. Unlike
         latency it is not overlapped: the store answers at most 1 / request_seconds reads a second, of all clients.
     write: bytes/s of all clients together that write consecutively, by number of clients; None means as fast as they
         read so.

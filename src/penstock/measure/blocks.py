@@ -5,7 +5,7 @@
 | `strace` | each read and write with file and offset    | page faults of mapped files, io_uring            |
 | `opens`  | each open of Python's, as its whole file    | offsets; what C and C++ open: torch.save, OpenCV |
 
-strace's log goes through a pipe and becomes rows as it is written: no log grows on the disk, and a recorder
+strace's log is read from a pipe and becomes rows as it is written: no log grows on the disk, and a recorder
 that is killed leaves all but the last moments. strace then continues without it until the command has ended, and
 complains: it must not be killed, since the kernel answers ENOSYS to a call that is filtered for a tracer which is
 gone. docs/howto/record-references.md has what each means costs.

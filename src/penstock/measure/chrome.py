@@ -27,7 +27,7 @@ _NAMES = {kind.value: kind.name.lower() for kind in Kind}
 def write_chrome(trace: Trace, path: str | os.PathLike[str], more: Iterable[dict[str, Any]] = ()) -> None:
     """Write a trace in the Trace Event Format, as JSON, gzipped if the path ends in .gz: both viewers take either.
 
-    An arrow goes from each read to the decoding of what it brought, by their flow or, where none has it, by batch
+    An arrow leads from each read to the decoding of what it brought, by their flow or, where none has it, by batch
     and first sample; another from the decode that ended last to the step of its batch; and one from each tensor that a
     worker of a graph sends to the wait for it on another.
 

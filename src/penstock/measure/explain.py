@@ -32,7 +32,7 @@ Seconds = NDArray[np.float64]
 
 #: A read is slow that takes so many times the median, if no more of them do than this share of the samples.
 _SLOW_TIMES, _FEW = 10.0, 0.05
-#: Work is slower beside a snapshot if by this share at least.
+#: Work is slower during a snapshot if by this share at least.
 _SLOWER_SHARE = 0.2
 #: Fewer requests for the interpreter's lock do not show whether workers are kept from it.
 _LEAST_ASKED = 3
@@ -239,7 +239,7 @@ class _Facts(NamedTuple):
     """What has to be known of a run as a whole before its waits are judged, some at a time.
 
     slow_seconds: a read of the source is slow that takes longer by the sample; inf where no few do.
-    slower_share: by how much reads beside snapshots were slower than the others. kept: samples that were read from the
+    slower_share: by how much reads during snapshots were slower than the others. kept: samples that were read from the
     source and at some time taken from a tier. snapshots: spans of what was done for these. run_seconds: see
     `Explanation`. first_seconds: when each rank first waited for a batch; of a run whose beginning is left out, none.
     last_seconds, last_batch: where the record ends, the latter as a key of `batch_keys`, -1 without a batch.
@@ -639,7 +639,7 @@ def _slowed_by_snapshots(facts: _Facts, waits: Spans) -> Seconds:
 def _saves(snapshots: Spans, saves: Spans) -> _Parts:
     """Return float64[saves]: how long each blocked the training, and how long of that behind a full burst buffer.
 
-    A snapshot for which the fast tier has no space, as earlier ones are still drained from it, goes straight to the
+    A snapshot for which the fast tier has no space, as earlier ones are still drained from it, is saved straight to the
     slow tier; the next save waits until it is written there.
     """
     drains = snapshots[snapshots["kind"] == Kind.DRAIN]

@@ -309,7 +309,7 @@ def _suggested(run: Replay, explained: Explanation, learned: bool) -> list[tuple
     found = []
     reading = {Reason.SOURCE_READ, Reason.TIER_READ, Reason.SLOW_READS, Reason.COLD_TIER, Reason.SNAPSHOT}
     if reasons & {*reading, Reason.NO_FREE_SLOT}:
-        # What holds the data set beside the other parts, or else twice as much.
+        # What holds the data set and the other parts, or else twice as much.
         holds_all = 2 * (budget.limit_bytes - budget.tier_bytes) + run.total_bytes
         doubled = 2 * budget.limit_bytes
         for size in sorted({min(holds_all, doubled), holds_all} if run.plan.epochs > 1 else {doubled}):

@@ -180,7 +180,7 @@ def name_axes(
 def write(
     axes: Axes, text: str, place: tuple[float, float], offset: tuple[float, float], **looks: Any
 ) -> None:
-    """Write so many points beside a place of the axes. looks: as matplotlib has them."""
+    """Write so many points next to a place of the axes. looks: as matplotlib has them."""
     axes.annotate(text, place, offset, textcoords="offset points", **({"color": Colour.INK} | looks))
 
 

@@ -53,7 +53,7 @@ _SAVE_LABELS = {
     Kind.DRAIN: "a snapshot is drained",
 }
 _LANE_HEIGHT = 0.05
-#: More columns than this cannot be told apart in a strip.
+#: More columns than this cannot be distinguished in a strip.
 _MOST_COLUMNS = 400
 _MOST_BAR_LABELS = 8
 
@@ -207,7 +207,7 @@ def _draw_lanes(axes: Axes, trace: Trace) -> bool:
 def _steps_at(trace: Trace, kind: Kind) -> list[tuple[float, float]]:
     """Return from which to which step of the run each span of a kind ran, those outside of it left out.
 
-    Steps are numbered as in the strip: rank after rank. Within a step, time goes on evenly.
+    Steps are numbered as in the strip: rank after rank. Within a step, time passes evenly.
     """
     found: list[tuple[float, float]] = []
     waits = batch_waits(trace.spans)

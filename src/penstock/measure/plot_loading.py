@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-#: Columns into which a long series is gathered: more cannot be told apart.
+#: Columns into which a long series is gathered: more cannot be distinguished.
 _COLUMNS = 240
 #: Policies that would otherwise look alike differ in colour or dash; one's own take what is left.
 _LOOKS: dict[str, tuple[str, Any]] = {

@@ -174,7 +174,7 @@ def windows(part: Part) -> Iterator[tuple[Spans, Spans]]:
 def _still_needed(spans: Spans, waits: Spans, until: float, latest: dict[int, int]) -> Spans:
     """Return the spans that waits may hang on which end at `until` or later.
 
-    They are of batches that were not asked for yet, or ran beside them. latest: the last batch of each rank that was.
+    They are of batches that were not asked for yet, or ran meanwhile. latest: the last batch of each rank that was.
     """
     of_batch = waits["step"] != NO_STEP
     for rank in np.unique(waits["rank"][of_batch]).tolist():

@@ -252,7 +252,7 @@ class Watch(Generic[T]):
     def replay(self, steps: int, synchronize: Callable[[], object] | None = None) -> Iterator[T]:
         """Hand out kept batches, over and over: the caller's steps run as a perfect loader would let them.
 
-        Once the loop is through, `verdict` judges by its time per step; one that is left early tells nothing.
+        Once the loop is through, `verdict` judges by its time per step; one that is left early shows nothing.
         A step that changes its batch in place changes the kept copy.
 
         steps: how many batches to hand out; enough that the first ones do not matter.

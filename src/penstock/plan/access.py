@@ -28,7 +28,7 @@ from penstock.validate import check_count
 Ids = NDArray[np.int64]
 Counts = NDArray[np.signedinteger[Any]]
 
-#: Samples handled at once where a whole run is listed: bounds the memory beside the result.
+#: Samples handled at once where a whole run is listed: bounds the memory needed in addition to the result.
 _CHUNK = 1 << 20
 #: Samples whose first reads are found at once: 100 MB. An order that is a table may make it anew for each block.
 _FIRST_AT_ONCE = 1 << 22

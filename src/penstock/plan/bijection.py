@@ -3,7 +3,7 @@
 A block of fewer than 65,536 ids is shuffled by sorting its ids by keyed random 64-bit words: as uniform as
 any shuffle can be, at the price of a table that is made once per epoch and kept for the last few epochs.
 
-A larger block goes through a generalised Feistel network (Black & Rogaway, "Ciphers with arbitrary finite
+A larger block passes through a generalised Feistel network (Black & Rogaway, "Ciphers with arbitrary finite
 domains", CT-RSA 2002, method 3) over rows x columns >= size with even rows near sqrt(size): constant memory,
 the same cost at every position, and an inverse. Because rows * columns exceeds size by less than a row, a
 result falls outside and is sent through again (cycle walking) less than once in sqrt(size) positions; a

@@ -36,7 +36,7 @@ class Row(NamedTuple):
 class Packing:
     """Rows of at most so many tokens, each of documents that fill it well.
 
-    Documents are shuffled, and packed in pools of a million by best-fit decreasing: the longest first, each goes into
+    Documents are shuffled, and packed in pools of a million by best-fit decreasing: the longest first, each is put into
     the fullest row that has space for it. All of it follows from lengths and seed. A document of no tokens is in no
     row.
 
@@ -44,7 +44,7 @@ class Packing:
     tokens: of a row.
     too_long: of a document longer than a row: "split" cuts it into rows' lengths and a rest, "truncate" leaves out what
         is behind a row's length, "error" raises.
-    Time: 0.2 us a document. Memory: 5 bytes a document beside its length, as much again while it is planned; 8 more
+    Time: 0.2 us a document. Memory: 5 bytes a document besides its length, as much again while it is planned; 8 more
         where documents are split.
     Source: Ding et al., "Fewer Truncations Improve Language Modeling", ICML 2024, section 3.
     Raises: ConfigError for lengths that are no integers, and a document that is too long, with its number.

@@ -25,7 +25,7 @@ _AT_ONCE = 1 << 14
 def read_trace(path: str | os.PathLike[str]) -> Trace:
     """Read a trace file, one that breaks off included: its spans up to the last intact chunk.
 
-    `ids` of the trace are those of the file, and those that the plan tells, which are computed when they are asked for.
+    `ids` of the trace are those of the file, and those that the plan gives, which are computed when they are asked for.
 
     Memory: what the trace takes, and twice a chunk of at most 4 MiB.
     Raises: FormatError, naming file and offset, when it is no trace, breaks off within its header,

@@ -2,7 +2,7 @@
 
 A schedule is a value. It is asked after each step; `EverySteps` is known ahead, so every rank of a job and every
 prediction finds the same saves by itself. The others depend on clocks and on measured costs, which differ from rank to
-rank: there rank 0 asks, and tells the others what it decided.
+rank: there rank 0 asks, and sends the others what it decided.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class SaveSchedule(Protocol):
         """Return whether to save now.
 
         step: how many steps the training has done; nothing is due before the first.
-        seconds_since_last_save: since the latest save of this run let the training go on or, before the first, since
+        seconds_since_last_save: since the latest save of this run let the training continue or, before the first, since
             the run began.
         cost: of the latest save; None before the first.
         """
@@ -233,7 +233,7 @@ def read_schedule(text: str, *, mean_seconds_between_failures: float | None = No
     """Return the schedule that people write.
 
     text: "1000 steps"; "30 min", or another time; "auto, a failure every 24 h", or "auto" alone where the time between
-        failures is given beside it. What `str` of a schedule says is read back as the same.
+        failures is given with it. What `str` of a schedule says is read back as the same.
     Raises: ConfigError saying what can be written.
 
     >>> read_schedule("1000 steps"), read_schedule("90 s")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class Peak(NamedTuple):
     """The most that a device holds at a time.
 
-    held_bytes: of variables. live_bytes: of tensors beside them. node: that begins, or whose tensor comes, then.
+    held_bytes: of variables. live_bytes: of tensors other than those. node: that begins, or whose tensor comes, then.
     """
 
     held_bytes: float

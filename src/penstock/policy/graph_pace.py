@@ -14,7 +14,7 @@ from typing import NamedTuple
 #: Steps, and their seconds, whose median counts, after the first one, in which workers compile what is new to them.
 _STEPS, _LEAST_SECONDS = 8, 1.0
 #: A worker is slower if it takes so many times as long, and the step by so much of itself, twice in a row: another
-#: program that runs beside for a while makes no worker slow.
+#: program that runs meanwhile makes no worker slow.
 _LEAST_TIMES, _LEAST_SHARE = 3.0, 0.1
 #: A slow worker whose steps take less than so many times as long as they did is as fast as before.
 _LEAST_SLOW = 1.5

@@ -1,7 +1,7 @@
 """On which device each node of a dataflow graph runs: the greedy rule of the white paper. Pure.
 
 An execution is simulated: a node is ready when all it needs has finished; ready nodes are taken by the time at which
-they became ready, then by their place in the list. A node goes to the feasible device on which it would finish first,
+they became ready, then by their place in the list. A node runs on the feasible device on which it would finish first,
 given what the device already does and when its inputs are there; the first of the list on a tie. A link takes one
 tensor after the other, each way, as a device does nodes.
 Source: Abadi et al. 2015, sections 3.2.1 (placement) and 4.3 (constraints).
@@ -77,7 +77,7 @@ class PlacedNode:
     inputs, controls: names of nodes. cost_seconds: by device that has a kernel for it. nbytes: of its output.
     group: nodes of one group run on one device; "" is none. only: which devices are allowed; see `is_allowed`.
     beside: nodes that run on the same device as this one. holds_bytes: of state that stays on its device.
-    needs: what, beside a kernel, only devices in cost_seconds have, for errors; "" is nothing. hop_seconds: what
+    needs: what, besides a kernel, only devices in cost_seconds have, for errors; "" is nothing. hop_seconds: what
     sending its output to another device keeps both from their nodes, however long it is under way. basis: where its
     costs are from, for people; "" is nowhere. passes_on: whether its output is what it takes, or something
     that outlives the step: it takes no memory of its own.

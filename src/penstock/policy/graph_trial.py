@@ -16,7 +16,7 @@ from penstock.units import format_seconds
 
 #: Steps of each that count, after one that does not: a worker compiles then what is new to it.
 _TRIES = 7
-#: Of all together, in seconds, where steps are short: another program may run beside for a few of them.
+#: Of all together, in seconds, where steps are short: another program may run during a few of them.
 _LEAST_SECONDS, _MOST_TRIES = 1.0, 49
 #: In which a trial ends.
 MOST_STEPS = (1 + MOST_RIVALS) * (1 + _MOST_TRIES)

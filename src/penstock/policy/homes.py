@@ -4,7 +4,7 @@ Three of them, each a `Homes`; `place_by_frequency` is the fourth, with which ea
 
 - `place_by_hash`: a sample's home follows from its id alone, as in hash-partitioned caches. It needs no plan, so
   it can be no better for knowing one.
-- `place_cover`: every sample one home first, with the rank that reads it most often as far as space goes, and
+- `place_cover`: every sample one home first, with the rank that reads it most often as far as there is space, and
   copies by frequency in what space is left.
 - `place_by_first_read`: a sample's home is the rank that reads it first, so that nobody hands anything over. On one
   host, where each rank maps the memory of all, it does not matter which of them has a sample.
@@ -50,7 +50,7 @@ Ids = NDArray[np.int64]
 #: The hash of a sample's id has a fixed key: independent of every order, the same in every run.
 _HASH_KEY = derive_key(0, "home of a sample by its id")
 
-#: Sizes that add up to more are refused: beside them 64 bits would leave little space to count in.
+#: Sizes that add up to more are refused: 64 bits would then leave little space to count in.
 _MOST_BYTES = 2**62
 
 _EPOCHS_COUNTED = 1 << 10

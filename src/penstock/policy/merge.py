@@ -1,6 +1,6 @@
 """Which of the next due samples are read together, where many of them lie in one file, chunk or shard.
 
-A source tells where each sample lies: in which *unit*, and from which byte on. Samples of one unit that lie side by
+A source says where each sample lies: in which *unit*, and from which byte on. Samples of one unit that lie side by
 side, or with a small hole between them, are one read; which holes are read over follows from what reads cost:
 
     due order      7  2  9  4  1  8
@@ -25,7 +25,7 @@ Ids = NDArray[np.int64]
 #: Seconds that so many requests of so many bytes in all take, as `Machine.source_seconds`. Convex: the next request, or
 #: the next byte, costs no less than the one before.
 Price = Callable[[float, float], float]
-#: A read of this size takes long enough that a request costs next to nothing beside it, and is short beside an epoch.
+#: A read of this size takes long enough that a request costs next to nothing, and is short compared with an epoch.
 MOST_BYTES = 16 << 20
 
 

@@ -113,7 +113,7 @@ def to_forget(
 ) -> list[int]:
     """Return the steps of those that may be deleted, in an order in which they may be: children before parents.
 
-    Ask once a new snapshot is committed, with it in the list: what it replaces goes then, never before.
+    Ask once a new snapshot is committed, with it in the list: what it replaces is deleted then, never before.
 
     snapshots: all there are, in the order of their commits, the newest last. (Not of their steps: a training that
         was set back to an earlier step writes new snapshots with smaller steps than old ones have.)

@@ -13,7 +13,7 @@ Rules:
 3. Whatever fails before the commit leaves no draft; what is committed is never written once more.
 4. A nearer tier that refuses gets no more snapshots, and the next one takes this one, if the state can be read again.
 5. A delta whose reference turns out to be damaged becomes a baseline, if the state can be read again.
-6. Of many ranks none begins again by itself: all raise, and the next save goes another way.
+6. Of many ranks none begins again by itself: all raise, and the next save is written another way.
 
 A drain is a save whose state comes from the nearer tier.
 """

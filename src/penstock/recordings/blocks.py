@@ -36,7 +36,7 @@ BLOCK_BYTES = 4_096
 
 class Access(IntEnum):
     """What a row is. A `MAP` is a range of a file that was mapped into memory: which of its pages are touched,
-    and when, no system call tells, so it is not a reference by itself.
+    and when, no system call shows, so it is not a reference by itself.
     """
 
     READ = 0

@@ -410,7 +410,7 @@ def _whole(file: Path, line: int, what: str, text: str) -> int:
 def _numbered(objects: list[str], lines: list[int]) -> tuple[Ids, tuple[int, str] | None]:
     """Return the objects' own numbers if all are integers of 64 bits, else numbers by first appearance.
 
-    lines: of each object. Returns beside the numbers the line and text of the first that has no such number.
+    lines: of each object. Returns with the numbers the line and text of the first that has no such number.
     """
     numbers = []
     for text in objects:

@@ -1,6 +1,6 @@
 """What strace printed, followed through forks, threads, duplicated descriptors and seeks, to files and offsets.
 
-strace tells for each call its descriptor and the bytes moved, not where in the file: the position belongs to
+strace prints for each call its descriptor and the bytes moved, not where in the file: the position belongs to
 the open file description, which processes share after a fork and descriptors after a dup. So these are kept
 here as the kernel keeps them: a table of descriptors per process (shared by its threads), each entry pointing
 at a description with a file and a position.

@@ -60,7 +60,7 @@ class BatchNoise:
     #: Share of the variance that comes back in every epoch, because the bundles' own means stay what they are: 0 for
     #: a full shuffle; 1 if the same samples make up a batch for ever. This part no number of epochs averages out.
     frozen_share: float
-    #: The variance beside that of a full shuffle's batch: 1 if ids are in random order, for then a bundle is a
+    #: The variance relative to that of a full shuffle's batch: 1 if ids are in random order, for then a bundle is a
     #: random sample and a batch of it too; up to the batch size if each bundle holds one class alone.
     growth: float
 

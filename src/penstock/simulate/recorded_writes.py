@@ -2,7 +2,7 @@
 
 A recording (`penstock trace blocks`) names files, or a whole device. Each file gets space of its own on the drive, as
 large as its last written byte says, in the order of first writes; a file that took another one's path is written over
-it. What a device was asked for stays at its offsets, modulo the drive. Nothing tells of deletes and TRIM in a
+it. What a device was asked for stays at its offsets, modulo the drive. Nothing records deletes and TRIM in a
 recording, so that what is written again overwrites, and everything else stays.
 """
 

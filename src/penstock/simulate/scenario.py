@@ -1,7 +1,7 @@
 """A training to be predicted: on which machine, over which samples, in which batches.
 
 The letters of the thesis (R. Böhringer, "Clairvoyant Prefetching for Machine Learning I/O", ETH Zürich 2020, sections
-3.1 and 4.1) stand beside the names.
+3.1 and 4.1) stand next to the names.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ METHODS = (
     Method("dynrle-chain", "DynRLE, chain", "chain", "huffman", "dynrle"),
 )
 
-#: Penstock's own default, to be laid beside them.
+#: Penstock's own default, to be compared with them.
 OWN_METHOD = Method("penstock", "Penstock", "progressive", "penstock", "penstock")
 
 

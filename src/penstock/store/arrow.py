@@ -56,7 +56,7 @@ class ArrowFiles(CataloguedFiles):
         bytes. Unless given, the first that there is of image, img, bytes, picture, jpg and png, or the only one.
     label: the column that is the label, of numbers, lists of one length, or text; "auto" is the first that there is of
         label, labels, class, cls and target, or no label; None takes none. Names are numbered in sorted order; integers
-        keep their numbers, and get the names that datasets keeps beside the schema. A list of columns of numbers gives
+        keep their numbers, and get the names that datasets keeps in the schema. A list of columns of numbers gives
         several, by name.
     classes: the names of labels in the order of their numbers, such as those of the training's source; an error for
         others. Sorted by name unless given.

@@ -1,6 +1,6 @@
 """The listing of a data set of plain files, as a value: names, sizes, labels, and what shows that a folder changed.
 
-A catalog takes 16 bytes a sample beside the names, 24 where they share files. As bytes (`to_bytes`) it is a file, or a
+A catalog takes 16 bytes a sample besides the names, 24 where they share files. As bytes (`to_bytes`) it is a file, or a
 message to another rank:
 
     magic, version, length of the header, length of what follows (24 bytes) | xxh3_64 of these

@@ -33,7 +33,7 @@ _TEXTS = ("str", "text")
 class CompressedShards(DecodedFiles, CataloguedFiles):
     """Samples of shards of rows, compressed or not; made to be used by what indexes a format.
 
-    folder: path or address of what has an index and the shards beside it. The rest is as of the formats.
+    folder: path or address of what has an index and the shards next to it. The rest is as of the formats.
     """
 
     units_are = "shards"

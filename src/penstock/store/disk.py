@@ -9,7 +9,7 @@ Entries are appended once the sample is written; the last one of a sample counts
 gone. Nothing is flushed: whatever a crash leaves of either file, an entry that does not fit its checksum is none, and a
 sample of an earlier run is compared with its checksum when it is first read.
 
-A process that uses a tier holds a lock on its index. Another one that wants a tier of the same data has one beside it.
+A process that uses a tier holds a lock on its index. Another one that wants a tier of the same data has one of its own.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class ImageFolder(FileSource):
 
     Samples are numbered by label, then folder, then name, and labels by the names of their folders, as
     torchvision's ImageFolder does. Hidden files and folders (`.name`) are left out, which torchvision does
-    not; so are files that lie beside the label folders, which it does too.
+    not; so are files that lie next to the label folders, which it does too.
 
     root: the folder that holds the label folders.
     extensions: endings of the files that are samples, in any case; None takes every file.
@@ -230,7 +230,7 @@ def open_source(
         for how long a request that fails is made again, 900 unless given (docs/howto/remote-stores.md).
     options: arguments of the class that shards, tables or arrays become, by name, such as {"member": "png", "label":
         "json:class"} of `TarShards` and {"sample": "jpg"} of `ParquetFiles`.
-    Raises: DataError as those; ConfigError where images lie beside subfolders, so that it could be either, for what is
+    Raises: DataError as those; ConfigError where images lie next to subfolders, so that it could be either, for what is
         no path, and for options that the class does not have.
     """
     place = place_of_paths(path)

@@ -49,7 +49,7 @@ class Hdf5(DecodedFiles, RowFiles):
     labels: the array that has a label for each row; "auto" is the first that there is of labels, label, targets,
         target, y and Y, or none; an array of yours, or a dict of such. Without any, a batch is the rows alone.
 
-    memory: for chunks that are decoded, beside the loader's: those of an array that is compressed, by any filter that
+    memory: for chunks that are decoded, not the loader's: those of an array that is compressed, by any filter that
         h5py has, or cut across its rows. All chunks of the same rows are decoded together, once for the samples that
         are read together. Rows that lie in the file as numbers are read from there.
 

@@ -36,7 +36,7 @@ class ImageNetVal(FileSource):
 
     folder: with the images.
     truth: `LOC_val_solution.csv`, as Kaggle has it; or `ILSVRC2012_validation_ground_truth.txt` of the development kit,
-        whose numbers `meta.mat` beside it explains (pip install scipy).
+        whose numbers `meta.mat` next to it explains (pip install scipy).
     names: a file with the name of each wnid, see `read_class_names`; then `classes` are these, and without it
         the wnids.
     All three may be addresses.

@@ -490,7 +490,7 @@ def _nothing_in(folder: str, names: list[str], extensions: Collection[str] | Non
     if not names:
         return DataError(f"{folder} has no files: add some, or remove the folder")
     found = Counter(map(_ending_of, names))
-    # Of shards, one is enough: notes and facts lie beside it, and arrays.
+    # Of shards, one is enough: notes and facts lie next to it, and arrays.
     commonest, count = max(
         found.items(), key=lambda each: (each[0] in _OTHER_FILES and each[0] not in _BESIDE, each[1])
     )
@@ -535,7 +535,7 @@ _OTHER_FILES = {
     "sample, pass extensions=('.npy',) to ImageFolder or FlatFolder",
     **{ending: f"each {why}" for ending, why in COMPRESSED.items()},
 }
-#: Those that may lie beside others.
+#: Those that may lie next to others.
 _BESIDE = (".npy", *COMPRESSED)
 
 

@@ -53,7 +53,7 @@ class LitDataChunks(CompressedShards):
     a whole (.zstd.bin) is unpacked once for the samples that are read together, and kept while memory allows; each
     is unpacked when the folder is opened for the first time, too. That takes pyarrow.
 
-    folder: path or address of what has index.json and the chunks beside it.
+    folder: path or address of what has index.json and the chunks next to it.
     sample: the column that is the sample, by its key, or by its number where samples are tuples ("0", "1" ...): its
         bytes as stored. Unless given, the first that is stored as jpeg, image, bytes or file.
     label: the column that is the label, of numbers, arrays of one shape, or text; "auto" is the first that there is of
@@ -61,7 +61,7 @@ class LitDataChunks(CompressedShards):
         Names are numbered in sorted order.
     classes: the names of labels in the order of their numbers, such as those of the training's source; an error for
         others. Sorted by name unless given.
-    memory: for chunks that are unpacked, beside the loader's; those that are unpacked while the folder is listed, too.
+    memory: for chunks that are unpacked, not the loader's; those that are unpacked while the folder is listed, too.
     refresh, calls, catalog, storage_options: as in `open_source`.
 
     Raises: DataError naming the folder or chunk if one is missing, cut off, damaged, compressed otherwise or encrypted;

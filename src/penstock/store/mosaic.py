@@ -47,7 +47,7 @@ class MosaicShards(CompressedShards):
     together, and kept while memory allows; each is unpacked when the folder is opened for the first time, too. That
     takes pyarrow.
 
-    folder: path or address of what has index.json and the shards beside it.
+    folder: path or address of what has index.json and the shards next to it.
     sample: the column that is the sample: its bytes as stored. Unless given, the first whose encoding is jpeg, png or
         bytes.
     label: the column that is the label, of numbers, arrays of one shape, or text; "auto" is the first that there is of
@@ -55,7 +55,7 @@ class MosaicShards(CompressedShards):
         numbered in sorted order.
     classes: the names of labels in the order of their numbers, such as those of the training's source; an error for
         others. Sorted by name unless given.
-    memory: for shards that are unpacked, beside the loader's; those that are unpacked while the folder is listed, too.
+    memory: for shards that are unpacked, not the loader's; those that are unpacked while the folder is listed, too.
     refresh, calls, catalog, storage_options: as in `open_source`.
 
     Raises: DataError naming the folder or shard if one is missing, cut off, damaged, compressed otherwise, or of other

@@ -54,7 +54,7 @@ READ_PIECES = Part(
 
 #: A group that lies in more files is read in parts: as many descriptors of one thread cannot be closed.
 _FILES_AT_ONCE = 16
-#: Samples up to this size are copied from mapped files; a call takes little beside reading larger ones.
+#: Samples up to this size are copied from mapped files; a call takes little compared with reading larger ones.
 _MAPPED_SAMPLE_BYTES = 32 << 10
 #: Files that take a larger share of this machine's memory are not mapped: most of their pages are on the disk.
 _MAPPED_SHARE = 0.5

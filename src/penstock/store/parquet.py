@@ -56,7 +56,7 @@ class ParquetFiles(DecodedFiles, CataloguedFiles):
 
     paths: a path, a pattern such as "train-*.parquet", a folder of Parquet files, or a list of these.
     sample, label, classes: as in `ArrowFiles`.
-    memory: for row groups that are decoded, beside the loader's; of one, the column of the samples alone. Those that
+    memory: for row groups that are decoded, not the loader's; of one, the column of the samples alone. Those that
         are being decoded, as many as there are cores, take up to four times their size meanwhile; while files are
         indexed, as many as memory holds.
     refresh, calls, catalog, storage_options: as in `open_source`.

@@ -64,7 +64,7 @@ class DataLoader(data.DataLoader[T]):
     workers: what the num_workers are. "processes"; "threads", which share the data set, start at once and take turns to
         run Python code; "auto": processes, or threads where the data set cannot be copied, which a warning says.
     Raises: as PyTorch's; ConfigError for an IterableDataset, for a path, for multiprocessing_context, for what
-        processes cannot have a copy of, and for worker_init_fn beside threads.
+        processes cannot have a copy of, and for worker_init_fn with threads.
     """
 
     #: Under `penstock watch` its waits are in the run, whoever loads.

@@ -128,7 +128,7 @@ class StoreWriter(Closeable, StorageWriter):
             then nobody is waited for before DCP begins.
         trace, report: as of `penstock.checkpoint.SnapshotStore`. `async_save` blocks no training: of its saves only
             what is written and drained is recorded; in a process of its own, by that process, and in a file: where
-            this one has written there before, in another beside it, with "-async" before its ending.
+            this one has written there before, in another next to it, with "-async" before its ending.
 
         Raises: ConfigError naming the argument; DataError if the trace cannot be written.
         """

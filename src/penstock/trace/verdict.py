@@ -29,7 +29,7 @@ _HARDLY_WAITED = 0.05
 TOO_SHORT_SECONDS = 0.1
 #: Time of a step below which nothing is trained in it: an empty loop takes a few microseconds.
 NO_TRAINING_SECONDS = 100e-6
-#: Time of a step below which a loop that hardly does anything but wait has no training in it either: a program beside
+#: Time of a step below which a loop that hardly does anything but wait has no training in it either: a program next to
 #: it makes an empty step that long. It may also be a step that a GPU is asked for and does by itself.
 _LITTLE_TRAINING_SECONDS = 1e-3
 _LITTLE_TRAINING_SHARE = 0.05

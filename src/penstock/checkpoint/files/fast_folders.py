@@ -1,6 +1,6 @@
 """Which folders were the fast tier of a store: what was not drained may lie there, and who reads later may not know.
 
-It is written beside the snapshots of the slow tier, in `.fast-tier`: a list, the one that was used last first. One that
+It is written with the snapshots of the slow tier, in `.fast-tier`: a list, the one that was used last first. One that
 was used before stays in it for as long as something is left there that was not drained.
 """
 

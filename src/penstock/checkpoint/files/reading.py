@@ -146,7 +146,7 @@ class Chain:
         for link in reversed(self.links):
             found = link.by_layout.get(layout)
             if found is None:
-                return  # `read_block` tells
+                return  # `read_block` raises
             part, block = link.parts[found.part], found.first_block + index
             kind = int(part.table[block]["kind"])
             yield part, block
@@ -188,7 +188,7 @@ class Chain:
             if found is None:
                 raise FormatError(f"{part.where} is damaged: block {block} is a difference to nothing")
             stored = found
-        # Decoded into `out` and a buffer beside it in turn, so that the last one ends in `out`.
+        # Decoded into `out` and another buffer in turn, so that the last one ends in `out`.
         turns = sum(step.kind not in _AS_IT_IS for step in steps)
         buffers = (out, scratch.buffer(0, out.size) if turns > 1 else out)
         here = turns % 2

@@ -43,7 +43,7 @@ class LocalTier:
 
         Raises: DataError if it is a file, or on a file system such as /proc where nobody makes folders.
 
-        path: followed from where the process is now, wherever it goes later.
+        path: followed from where the process is now, whatever its folder is later.
         """
         self._given = os.fspath(path)
         with named_errors(Path(path)):
@@ -259,7 +259,7 @@ class LocalWriter(OpenFile):
         Pages that are still to be written stay in memory, whatever the name of the advice says.
         """
         if hasattr(os, "posix_fadvise"):
-            with suppress(OSError):  # a file system may know no advice; what fails to be written, fsync tells
+            with suppress(OSError):  # a file system may know no advice; fsync reports what fails
                 length = self._nbytes - self._begun_bytes
                 os.posix_fadvise(self._descriptor, self._begun_bytes, length, os.POSIX_FADV_DONTNEED)
         self._begun_bytes = self._nbytes

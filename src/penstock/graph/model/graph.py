@@ -83,7 +83,7 @@ class Graph:
         x = graph.placeholder("float32", [None, 3], name="x")
         y = graph.add("ReLU", x @ weights + bias, name="y")
 
-    A graph only grows, for all sessions that run it. Building is for one thread at a time, and may go on while steps
+    A graph only grows, for all sessions that run it. Building is for one thread at a time, and may continue while steps
     run.
     """
 

@@ -23,7 +23,7 @@ _MOST_SHAPES = 64
 def writing(kernel: Callable[..., Any], mail: Any, to: str) -> Callable[..., Any]:
     """Return a kernel whose value, which is sent and used nowhere else, is written where the receiver has it.
 
-    What shape the value has, the first call with inputs of these shapes tells.
+    The first call with inputs of these shapes shows what shape the value has.
     """
     shapes: dict[Any, tuple[torch.Size, torch.dtype, int] | None] = {}
 

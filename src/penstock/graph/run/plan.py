@@ -14,7 +14,7 @@ from penstock.graph.ops.table import operation
 from penstock.graph.run.lower import Flat
 from penstock.graph.run.regions import Region, exchanges_behind, groups_of, kernel_of, region_of
 
-#: Kinds of units, as the executor tells them apart.
+#: Kinds of units, as the executor distinguishes them.
 KERNEL, REGION, WAITING, SENDING, RANDOM, SWITCH, MERGE, ENTER, LEAVE, NEXT, FETCH, FEED, NOTHING = range(13)
 _CONTROL = {
     "Switch": SWITCH,

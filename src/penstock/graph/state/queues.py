@@ -1,7 +1,7 @@
 """Queues and mutexes. What has to wait is a list of requests; no thread waits here.
 
 A request is granted by whoever makes it possible, under the lock of the container, in the order of asking. A request
-that is withdrawn leaves no trace: what it had taken or put so far goes back. So does what a step took that fails later.
+that is withdrawn leaves no trace: what it had taken or put so far is undone, as is what a step took that fails later.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class Saves:
     def step(self) -> int:
         """The step of the newest intact save, from which the session continued; 0 if there is none.
 
-        After a WorkerLostError the session goes on from its state. A save that is under way is waited for. Raises:
+        After a WorkerLostError the session continues from its state. A save that is under way is waited for. Raises:
         DataError, once, if it failed.
         """
         if (saving := self._saving) is not None:

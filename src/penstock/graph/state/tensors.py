@@ -52,7 +52,7 @@ def decode(document: Mapping[str, Any]) -> tuple[str, Value]:
         raise CorruptError(f"this is no saved tensor: {error}") from error
 
 
-#: What a folder holds tells what wrote it: `Session.save`, or Save nodes.
+#: What a folder holds shows what wrote it: `Session.save`, or Save nodes.
 _STATE, _TENSORS = "graph_state", "tensors/*/dtype"
 
 

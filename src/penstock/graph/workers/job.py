@@ -33,7 +33,7 @@ def session_of_job(
                 session.run(...)
 
     Every rank calls it, and is "/job:worker/task:RANK". Addresses and a secret of this job alone go by the job's own
-    messages; in a job of MPI, what workers of different hosts need of each other goes by MPI, too.
+    messages; in a job of MPI, what workers of different hosts need of each other is sent by MPI, too.
     functions, batches: of this rank's worker. options: of `WorkerSession`.
     Raises: ConfigError where the job's processes do not know each other yet; RankError if a rank fails to start, and
         where rank 0 says nothing for a minute.

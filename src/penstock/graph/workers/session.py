@@ -41,8 +41,8 @@ class WorkerSession(Closeable):
         with WorkerSession(graph, {"/job:ps/task:0": "tcp://a:4242", ...}, secret) as session:
             cost = session.run(c, {x: batch})
 
-    It is used as a `Session`, and gives the same bits. A node goes where its `device` says, such as "/job:ps/task:0";
-    what is free goes where it finishes first.
+    It is used as a `Session`, and gives the same bits. A node runs where its `device` says, such as "/job:ps/task:0";
+    what is free runs where it finishes first.
     """
 
     def __init__(
@@ -257,7 +257,7 @@ class WorkerSession(Closeable):
     def saving(self, folder: str, schedule: Any, *, keep: int = 1) -> AbstractContextManager[Saves]:
         """Continue from the newest state of a folder, and save there when the schedule says: see `Session.saving`.
 
-        After a WorkerLostError inside of it, go on with `step` of what it gave: the next run begins with that state, or
+        After a WorkerLostError inside of it, resume at `step` of what it gave: the next run begins with that state, or
         anew where it is 0.
         """
         self._requests.check_open()
