@@ -202,3 +202,7 @@ def save_all(folder: Path, steps: Sequence[int], **options: Any) -> None:
 def files_of(folder: Path) -> Iterator[Path]:
     """Yield all files of all snapshots."""
     yield from sorted(folder.glob("step-*/*"))
+
+
+def steps_in(folder: Path) -> list[int]:
+    return sorted(int(path.name[5:]) for path in folder.glob("step-*"))

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.checkpoint.snapshot_files import steps_in
 
 from penstock.checkpoint import Keep, SnapshotStore
 from penstock.checkpoint.files.catalog import Catalog
@@ -21,10 +22,6 @@ from penstock.errors import ConfigError, DataError
 from penstock.units import format_bytes
 
 WAY = EncodingConfig("progressive", 10, "balance")
-
-
-def steps_in(folder: Path) -> list[int]:
-    return sorted(int(path.name[5:]) for path in folder.glob("step-*"))
 
 
 def saved(folder: Path, steps: int, *, snap_dis: int = 10) -> None:

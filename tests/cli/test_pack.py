@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from tests.store.reads import contents
 from tests.store.tar_files import write
 
 from penstock.cli.main import INTERRUPTED, main
@@ -30,7 +31,6 @@ from penstock.store import (
     MosaicShards,
     Records,
     Selection,
-    Source,
     TarShards,
     open_source,
 )
@@ -55,10 +55,6 @@ def photos(samples: int = 40) -> ImageFolder:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(JPEG + random.bytes(int(random.integers(1, 3000))))
     return ImageFolder("photos")
-
-
-def contents(source: Source) -> list[bytes]:
-    return [bytes(source.read(sample)) for sample in range(len(source))]
 
 
 def files_in(folder: Path) -> dict[str, bytes]:

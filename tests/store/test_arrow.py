@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.for_each import for_each
+from tests.store.reads import contents, labels_of
 
 from penstock import open_source
 from penstock.errors import ConfigError, DataError
@@ -32,15 +33,6 @@ def write(
 
 def pictures(contents: list[bytes | None], labels: list[Any], **kinds: Any) -> Any:
     return pa.table({"image": pa.array(contents, kinds.get("image", pa.binary())), "label": labels})
-
-
-def contents(source: ArrowFiles) -> list[bytes]:
-    return [source.read(sample) for sample in range(len(source))]
-
-
-def labels_of(source: ArrowFiles) -> list[int]:
-    assert isinstance(source.labels, np.ndarray)
-    return [int(label) for label in source.labels]
 
 
 @pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary()])

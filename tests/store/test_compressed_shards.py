@@ -14,6 +14,7 @@ import pytest
 from tests.for_each import for_each
 from tests.store.litdata_files import write_litdata
 from tests.store.mds_files import PACK, pack_mds
+from tests.store.reads import contents
 
 from penstock import Loader, open_source
 from penstock.errors import ConfigError, DataError
@@ -47,10 +48,6 @@ def change_index(folder: Path, *at: str | int, **values: Any) -> None:
         part = part[key]
     part |= values
     (folder / "index.json").write_text(json.dumps(index))
-
-
-def contents(source: MosaicShards | LitDataChunks) -> list[bytes]:
-    return [source.read(sample) for sample in range(len(source))]
 
 
 @for_each("codec", list(PACK))

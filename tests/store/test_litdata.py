@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from tests.for_each import for_each
 from tests.store.litdata_files import write_litdata
+from tests.store.reads import contents, labels_of
 
 from penstock import open_source
 from penstock.errors import ConfigError, DataError
@@ -25,15 +26,6 @@ from penstock.store.calls import Calls
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "litdata"
 TWO: list[list[tuple[bytes, int]]] = [[(b"one", 3), (b"", 1)], [(b"three", 2)]]
-
-
-def labels_of(source: LitDataChunks) -> list[int]:
-    assert isinstance(source.labels, np.ndarray)
-    return [int(label) for label in source.labels]
-
-
-def contents(source: LitDataChunks) -> list[bytes]:
-    return [source.read(sample) for sample in range(len(source))]
 
 
 class TestChunksOfAnotherProgram:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from tests.for_each import for_each
 from tests.store.mds_files import write_mds
+from tests.store.reads import labels_of
 
 from penstock import open_source
 from penstock.errors import ConfigError, DataError
@@ -18,11 +19,6 @@ from penstock.store import MosaicShards
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "mds"
 TWO = [[(b"one", 3), (b"", 1)], [(b"three", 2)]]
-
-
-def labels_of(source: MosaicShards) -> list[int]:
-    assert isinstance(source.labels, np.ndarray)
-    return [int(label) for label in source.labels]
 
 
 def test_shards_of_another_program_are_read() -> None:

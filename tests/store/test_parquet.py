@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet as pq
 from tests.for_each import for_each
+from tests.store.reads import contents, labels_of
 
 from penstock import BundleShuffle, Loader, open_source
 from penstock.cache_folders import Folders
@@ -44,15 +45,6 @@ def write_for(opener: Any, file: Path, table: Any, rows: int = 3) -> Path:
 
 def pictures(contents: Sequence[bytes | None], labels: Sequence[Any], kind: Any = None) -> Any:
     return pa.table({"image": pa.array(contents, kind or pa.binary()), "label": labels})
-
-
-def contents(source: ParquetFiles) -> list[bytes]:
-    return [source.read(sample) for sample in range(len(source))]
-
-
-def labels_of(source: ParquetFiles) -> list[int]:
-    assert isinstance(source.labels, np.ndarray)
-    return [int(label) for label in source.labels]
 
 
 def numbers(count: int, size: int = 100) -> list[bytes]:

@@ -23,6 +23,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.for_each import for_each
 from tests.patience import patient
+from tests.store.reads import contents
 from tests.store.tar_files import npy, write
 
 from penstock import Loader, open_source
@@ -34,10 +35,6 @@ from penstock.plan import Sequential
 from penstock.store import TarShards, catalogs, listing, open_files, packed, packed_listing, read_group
 from penstock.store.calls import Calls
 from penstock.store.tar import read_members
-
-
-def contents(source: TarShards) -> list[bytes]:
-    return [source.read(sample) for sample in range(len(source))]
 
 
 def names(source: TarShards) -> list[str]:

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from tests.for_each import for_each
+from tests.store.reads import contents
 
 from penstock import Loader
 from penstock.errors import ConfigError, DataError
@@ -38,10 +39,6 @@ def pictures(count: int) -> Any:
         "label": [number % 2 for number in range(count)],
     }
     return datasets.Dataset.from_dict(rows, features=datasets.Features(features))
-
-
-def contents(source: ArrowTable) -> list[bytes]:
-    return [source.read(sample) for sample in range(len(source))]
 
 
 @settings(max_examples=60)

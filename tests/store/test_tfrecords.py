@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.for_each import for_each
+from tests.store.reads import contents
 from tests.store.tfrecord_files import Feature, example_class, masked, write_records
 
 from penstock import Loader, open_source
@@ -20,10 +21,6 @@ from penstock.loader.transforms import DecodeRaw
 from penstock.store import TFRecords, tfrecords
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "five.tfrecord"
-
-
-def contents(source: TFRecords) -> list[bytes]:
-    return [source.read(sample) for sample in range(len(source))]
 
 
 def test_checksums_are_those_of_the_standard() -> None:

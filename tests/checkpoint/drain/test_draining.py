@@ -28,6 +28,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tests.checkpoint.boxes import save_rows
 from tests.checkpoint.slow_tier import BIG, SlowTier, state_of
+from tests.checkpoint.snapshot_files import steps_in
 from tests.forking import Forks
 from tests.interrupting import is_asleep
 from tests.patience import patient
@@ -52,10 +53,6 @@ TABLES_BYTES = 16 << 10
 def assert_is(restored: Any, step: int, nbytes: int = BIG) -> None:
     assert restored["step"] == step
     assert restored["weights"].tobytes() == state_of(step, nbytes)["weights"].tobytes()
-
-
-def steps_in(folder: Path) -> list[int]:
-    return sorted(int(path.name[5:]) for path in folder.glob("step-*"))
 
 
 def bytes_in(folder: Path) -> int:
