@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.policy.test_scheduler import machine
+from tests.policy.test_scheduler import KNOWN_SECONDS, machine
 
 from penstock.errors import ConfigError
 from penstock.plan import AccessPlan, Sequential
-from penstock.policy import Instruction, Load, Move, Placement, Scheduler, StagingLimits
+from penstock.policy import Instruction, Load, Move, OwnRead, Placement, Scheduler, StagingLimits
+from penstock.policy.decisions import HEARD_SECONDS, reads_by_itself
 from penstock.policy.loading import Fill
 from penstock.policy.placement import Kept, Shared
 from penstock.trace.schema import SOURCE
@@ -16,7 +17,9 @@ from penstock.trace.schema import SOURCE
 #: Rank 0 of 2 reads samples 0 and 1, 4 and 5 of eight; rank 1 is to keep 1 and 4, and has promised 4.
 
 
-def _scheduler(first: tuple[int, int] = (0, 0), slots: int = 2) -> Scheduler:
+def _scheduler(
+    first: tuple[int, int] = (0, 0), slots: int = 2, latency_seconds: float = KNOWN_SECONDS
+) -> Scheduler:
     nothing = Kept(np.empty(0, np.int64), np.empty(0, np.int8))
     others = Kept(np.array([1, 4]), np.ones(2, np.int8))
     plan = AccessPlan(Sequential(8), 4, 1, 2)
@@ -25,7 +28,7 @@ def _scheduler(first: tuple[int, int] = (0, 0), slots: int = 2) -> Scheduler:
         0,
         np.full(8, 10),
         Placement(np.full(8, SOURCE, np.int8), np.empty(0, np.int64)),
-        machine(),
+        machine(latency_seconds=latency_seconds),
         StagingLimits(slots, readers=4, decoders=1, undecoded_bytes=10**6),
         shared=Shared((nothing, others), np.array([4]), first),
     )
@@ -42,8 +45,13 @@ def _read(instructions: list[Instruction]) -> dict[int, int]:
     return found
 
 
-def _all_done(scheduler: Scheduler, instructions: list[Instruction]) -> dict[int, int]:
-    """Do all that is said until nothing more is; return from where each sample was read."""
+def _all_done(
+    scheduler: Scheduler, instructions: list[Instruction], own_seconds: float | None = None
+) -> dict[int, int]:
+    """Do all that is said until nothing more is; return from where each sample was read.
+
+    own_seconds: that a worker's own read of the source takes, where it is told.
+    """
     found: dict[int, int] = {}
     while instructions:
         found |= _read(instructions[:1])
@@ -51,7 +59,8 @@ def _all_done(scheduler: Scheduler, instructions: list[Instruction]) -> dict[int
         if isinstance(each, Move):
             instructions += scheduler.moved(each, 0.01, [], 0.0)
         elif isinstance(each, Load):
-            instructions += scheduler.loaded(each, {}, [], 0.0)
+            own = [OwnRead(SOURCE, 1, own_seconds)] if own_seconds and SOURCE in each.origins else []
+            instructions += scheduler.loaded(each, {}, own, 0.0)
     return found
 
 
@@ -74,6 +83,47 @@ def test_a_promise_that_takes_longer_than_a_read_is_waited_for_no_more() -> None
 
     assert _all_done(scheduler, scheduler.waited(10.0, 0.0)) == {4: SOURCE}
     assert not scheduler.expects_others
+
+
+def test_a_store_that_workers_read_by_themselves_ends_no_promise_before_others_are_heard_of() -> None:
+    scheduler = _scheduler(latency_seconds=0.0)
+    read = _all_done(scheduler, scheduler.start(0.0), own_seconds=1e-6)
+    assert reads_by_itself(scheduler._views, 0, SOURCE)
+
+    assert scheduler.expects_others
+    assert scheduler.waited(0.9 * HEARD_SECONDS, 0.0) == []
+    read |= _all_done(scheduler, scheduler.waited(10.0, 0.0))
+    assert read[4] == SOURCE
+
+
+def test_nothing_more_is_expected_of_a_rank_that_is_late_time_and_again_until_it_announces_something() -> (
+    None
+):
+    """Rank 1 has promised one sample of each of six steps. It is stopped, and goes on after the fourth."""
+    nothing = Kept(np.empty(0, np.int64), np.empty(0, np.int8))
+    promised = np.arange(1, 24, 4)
+    scheduler = Scheduler(
+        AccessPlan(Sequential(24), 4, 1, 2),
+        0,
+        np.full(24, 10),
+        Placement(np.full(24, SOURCE, np.int8), np.empty(0, np.int64)),
+        machine(),
+        StagingLimits(1, readers=4, decoders=1, undecoded_bytes=10**6),
+        shared=Shared((nothing, Kept(promised, np.ones(6, np.int8))), promised, (0, 0)),
+    )
+    waits, read = list[bool](), dict[int, int]()
+    instructions = scheduler.start(0.0)
+    for step in range(6):
+        read |= _all_done(scheduler, instructions)
+        waits.append(scheduler.expects_others)
+        read |= _all_done(scheduler, scheduler.waited(10.0, 0.0))
+        if step == 3:
+            scheduler.announced(1, promised[-1:], 0.0)
+        instructions = scheduler.slot_freed(0, 0.0)
+
+    assert waits == [True, True, True, False, False, False]
+    places = {sample: scheduler.where(place) for sample, place in read.items()}
+    assert {sample for sample, place in places.items() if place == (1, 1)} == {21}
 
 
 @pytest.mark.parametrize("is_before", [True, False])

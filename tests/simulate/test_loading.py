@@ -577,3 +577,28 @@ def test_ranks_that_share_read_each_sample_once_and_then_each_others_memory(late
     waits = spans[(spans["kind"] == Kind.WAIT) & ((spans["epoch"] > 0) | (spans["step"] > 0))]
     assert waits.size == 2 * (3 * 10 - 1)
     assert (waits["start"] == waits["end"]).all()
+
+
+@pytest.mark.parametrize("policy", ["first-reader", "cover", "hash-home"])
+@pytest.mark.parametrize("latency", [0.0, 0.005])
+def test_ranks_that_share_read_the_store_about_once_a_sample_however_quick_it_is(
+    policy: str, latency: float
+) -> None:
+    """The step takes less than a read of the slower store: all wait for it, and homes for half of their readers."""
+    samples, ranks = 800, 4
+    plan = AccessPlan(FullShuffle(samples, 1), 8 * ranks, 2, ranks)
+    limits = StagingLimits(slots=4, readers=4, decoders=1, undecoded_bytes=BIG)
+    on = replace(machine(read=Curve(((1, 1e10),)), latency=latency, tier_bytes=BIG), ranks=ranks)
+
+    reads = [
+        predict(
+            Job(plan, np.full(samples, 100), on, rank=rank, sharing=range(ranks)),
+            limits=limits,
+            policy=policy,
+            step_seconds=1e-3,
+        ).spans
+        for rank in range(ranks)
+    ]
+
+    of_store = sum(int(each[each["kind"] == Kind.READ]["samples"].sum()) for each in reads)
+    assert samples <= of_store <= 1.02 * samples

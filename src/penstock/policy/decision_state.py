@@ -68,13 +68,14 @@ def new_state(
     last_batches: Sequence[NDArray[np.int32]] = (),
     held: Mapping[int, Mapping[int, NDArray[np.int64]]] | None = None,
     promised: NDArray[np.int64] | None = None,
+    reads_for_others: bool = False,
     maps_peers: bool = False,
     only: int | None = None,
 ) -> State:
     """Return the state before the first event. The rank with the number r is known as r * `decisions.NUMBERS`.
 
     sizes_bytes: int64[samples], as stored. kept: what each rank keeps; its length is the number of ranks.
-    promised: samples that the rank which keeps them reads before any other does.
+    promised: samples that the rank which keeps them reads before any other does; reads_for_others: ahead of need.
     only: the rank that decides here, known as 0, where each has a state of its own.
     due: what each rank keeps besides, and is handed by whoever reads it first.
     reads_peers: see `decisions.READS_PEERS`. maps_peers: other ranks' tiers are memory that they map.
@@ -104,6 +105,7 @@ def new_state(
     numbers[:, [d.READS_PEERS, d.HANDS_ON, d.HAS_HEIRS]] = reads_peers, hands_on, gives
     numbers[:, [d.READERS, d.MOST_READERS, d.FILL_LIMIT]] = readers, readers, max(1, readers // 2)
     numbers[:, [d.PASSING_LIMIT, d.OWN_LIMIT, d.SOURCE_TOGETHER]] = undecoded_bytes, own_bytes, 1
+    numbers[:, [d.READS_FOR_OTHERS, d.SAMPLE_BYTES]] = local_batch * reads_for_others, int(mean_bytes)
     each = np.arange(ranks)
     numbers[:, d.RANK] = deciding
     numbers[:, d.PACE] = each * floats.size + costs.size

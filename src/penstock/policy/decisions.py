@@ -50,6 +50,9 @@ WINDOW = 1024
 SPAN_BYTES = 4 << 20
 # Seconds of what was never observed.
 UNKNOWN = math.inf
+# What another rank has read is heard of within about this long: threads look for it every 10 ms, if they get a
+# processor.
+HEARD_SECONDS = 0.02
 # Of STAGES_UNTIL: all batches. Of MOST_IN_FLIGHT: any number.
 ALWAYS = ANY_NUMBER = (1 << 63) - 1
 
@@ -179,8 +182,10 @@ TRIED_LOADS = 3
     FORM_EPOCHS,  #: a sample that tier 1 keeps is read anew every so many epochs; 0: never
     USED_ENTRIES,  #: how many entries are not free
     SOURCE_TOGETHER,  #: samples that a move from the source has, if so many are queued, however long that takes
+    READS_FOR_OTHERS,  #: samples of a batch, if ranks read what they promise ahead of whoever needs that first; else 0
+    SAMPLE_BYTES,  #: of a sample, on average
     NUMBERS,
-) = range(62)
+) = range(64)
 # Floats of a rank, from PACE on. Seconds of a Load, for each sample: of the fastest lately, 0 until one ended; of Loads
 # of half the size that is tried; and then of each that had that size.
 SAMPLE_SECONDS, HALF_SECONDS, TRIAL_SECONDS = 0, 1, 2
@@ -681,11 +686,10 @@ def withdrawn(s: State, rank: int, peer: int, tier: int) -> None:
 
 
 def late(s: State, rank: int) -> None:
-    """Take note that the training has waited for the earliest batch as long as a read of the source takes.
+    """Take note that the training has waited for the earliest batch as long as is worth it: see `patience_seconds`.
 
-    What that expects of other ranks is read from the source. If the wait had been shorter, that would not have been
-    worth it; so the choice costs at most twice what the better one would have. A promise that was not kept in time is
-    none any more.
+    What that expects of other ranks is read from the source. Where a read takes longer than a hand-over, the choice
+    costs at most twice what the better one would have. A promise that was not kept in time is none any more.
     """
     m = s.ints
     slot = m[rank + FIRST_SLOT]
@@ -863,9 +867,34 @@ def expected_seconds(s: State, rank: int, origin: int, nbytes: int) -> float:
     if reads_by_itself(s, rank, origin):
         own: float = f[cost + WORKER_SECONDS]
         return own
+    return _reader_seconds(s, rank, origin, nbytes)
+
+
+def _reader_seconds(s: State, rank: int, origin: int, nbytes: int) -> float:
+    """Return the same where a reader reads."""
+    m, f = s.ints, s.floats
+    row = _row(m, rank, origin)
+    cost = m[row + COSTS]
     reads = min(m[row + IN_FLIGHT] + 1, _most_reads(m, rank, row))
     wire = (m[row + BACKLOG] + nbytes) / f[cost + RATES + reads]
     return _corrected(f, cost, f[cost + LATENCY] + wire)
+
+
+def patience_seconds(s: State, rank: int) -> float:
+    """Return how long the training waits for samples that others have promised to read.
+
+    As long as the source takes for one, or a hand-over does if that is longer: what is read by then was not heard of
+    sooner. So a source that workers read by themselves is read once for all, too. Where ranks read for others, all
+    may wait for the source: twice as long as half of the readers, those for fills, take for a batch.
+    """
+    m, f = s.ints, s.floats
+    nbytes = m[rank + SAMPLE_BYTES]
+    handed_over = HEARD_SECONDS + _reader_seconds(s, rank, place_of(m[rank + TIERS], 0, 1), nbytes)
+    row = _row(m, rank, SOURCE)
+    cost, reads = m[row + COSTS], max(1, _most_reads(m, rank, row))
+    each = f[cost + LATENCY] / reads + nbytes / f[cost + RATES + reads]
+    of_batch = _corrected(f, cost, 4 * m[rank + READS_FOR_OTHERS] * each)
+    return max(_reader_seconds(s, rank, SOURCE, nbytes) + of_batch, handed_over)
 
 
 def _busy_seconds(s: State, rank: int, origin: int, nbytes: int) -> float:
@@ -1107,7 +1136,7 @@ def _promised_elsewhere(s: State, rank: int, sample: int) -> int:
 def _due_elsewhere(s: State, rank: int, sample: int) -> int:
     """Return which place of another rank a sample is handed to by who reads it first, STAGING for none."""
     m = s.ints
-    if reads_by_itself(s, rank, SOURCE):
+    if reads_by_itself(s, rank, SOURCE) and m[rank + READS_PEERS] != RATHER:
         return STAGING
     for copy in range(s.copy_begin[sample], s.copy_begin[sample + 1]):
         if s.copies[copy, COPY_STATE] == DUE and s.copies[copy, COPY_RANK] != m[rank + RANK]:
@@ -1396,9 +1425,13 @@ def is_near(s: State, rank: int, sample: int, unit: int, begin: int, end: int) -
 
 
 def _next_fill(s: State, rank: int) -> int:
-    """A background fill: none where a worker's own read is as cheap, and each tier has its share of the readers."""
+    """A background fill: none where a worker's own read is as cheap, unless others wait for what is promised.
+
+    Each tier has its share of the readers.
+    """
     m = s.ints
-    if m[rank + FILLS] >= m[rank + FILL_LIMIT] or reads_by_itself(s, rank, SOURCE):
+    is_own = m[rank + READS_FOR_OTHERS] == 0
+    if m[rank + FILLS] >= m[rank + FILL_LIMIT] or (is_own and reads_by_itself(s, rank, SOURCE)):
         return 0
     tiers = m[rank + TIERS]
     unfinished = 0

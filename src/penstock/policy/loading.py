@@ -274,7 +274,8 @@ class Loading:
     stages: staging threads run ahead of the training; without, each sample is fetched when it is asked for.
     stages_from_store: whether they may read the shared store; without, samples that no rank holds are fetched when
         asked for.
-    stages_from_peers: whether they may read other ranks' tiers.
+    stages_from_peers: whether they may read other ranks' tiers. prefers_peers: they do so wherever one has a sample, as
+        those that share do in a run, so that the store is read about once for each; else where it is expected sooner.
     hits: int8 array per rank: the tier in which each of its reads finds the sample, handed on by its previous user;
         SOURCE (-1) where it does not. It takes space there from the step after that user's to the step of the read.
         None: nowhere.
@@ -297,6 +298,7 @@ class Loading:
     spares: list[Ids] | None = None
     is_ready: bool = False
     reads_for_others: bool = False
+    prefers_peers: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.fills, Sequence) or not all(isinstance(fill, Fill) for fill in self.fills):
@@ -671,7 +673,7 @@ class OneHome:
                 for rank, kept in enumerate(homes.keeps)
                 for fill in _promised_fills(rank, kept, is_promised) or [Fill(rank, 1, kept.samples)]
             ]
-            return Loading(fills, stages_from_peers=True)
+            return Loading(fills, stages_from_peers=True, prefers_peers=True)
         capacities_bytes = job.worthwhile_of_ranks()
         if self.by == "hash":
             homes = place_by_hash(job.sizes_bytes, capacities_bytes, job.ranks)
@@ -681,7 +683,7 @@ class OneHome:
             return Loading(_fills_of_homes(homes, job), stages_from_peers=True, reads_for_others=True)
         fills = [fill for rank, kept in enumerate(homes.keeps) for fill in _fills_of(rank, kept, "hand-over")]
         strings = split_locally(job.plan, homes.rank_of).strings() if self.reads_locally else None
-        return Loading(fills, strings, stages_from_peers=True)
+        return Loading(fills, strings, stages_from_peers=True, prefers_peers=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,6 +49,9 @@ from penstock.validate import check_count, check_threads
 
 Ids = NDArray[np.int64]
 
+#: A rank that was late so many times in a row, and announced nothing, is expected nothing of.
+_MOST_LATE = 3
+
 #: What it takes to load all that is staged together, at most, where it is more than one step. A Load, its event, its
 #: spans and lending its slot take 0.1 to 0.4 ms of a processor.
 _STAGED_SECONDS = 8e-3
@@ -280,18 +283,17 @@ class Scheduler:
             reads_peers=0 if shared is None else decisions.RATHER,
             maps_peers=shared is not None and shared.is_mapped,
             promised=None if shared is None else shared.promised,
+            reads_for_others=shared is not None and shared.reads_for_others,
             only=only,
             spares=() if self._dropping is None else [self._dropping.spares],
             last_batches=() if self._dropping is None else [self._dropping.last_batches],
         )
         if self._dropping is not None:
             self._dropping.begin(state)
+        #: By rank, how often the training waited in vain for what it promised since it announced anything.
+        self._late: dict[int, int] = {}
         #: At which step the run has to begin for promises to be kept; None where there are none any more.
         self._promised_from = None if shared is None else plan.first_of_run(rank, *shared.first)
-        is_batch = shared is not None and shared.reads_for_others
-        #: For so many bytes of the source the training waits where others have promised to read them.
-        self._promised_bytes = plan.max_local_batch(rank) * plan.ranks if is_batch else 1
-        self._promised_bytes *= int(sizes_bytes.mean()) if sizes_bytes.size else 0
         if form is not None:
             keep_in_form(state, machine, form, maps_peers=shared is not None and shared.is_mapped)
         if limits.read_together:
@@ -414,6 +416,7 @@ class Scheduler:
 
     def announced(self, peer: int, samples: Ids, now: float) -> list[Instruction]:
         """Another rank keeps these samples from now on, where this rank can read them. -t: its tier t gets no more."""
+        self._late.pop(peer, None)
         for tier in {*range(1, self._ints[decisions.TIERS] + 1)}.intersection(
             (-samples[samples < 0]).tolist()
         ):
@@ -430,10 +433,13 @@ class Scheduler:
         """Another rank can no longer be read: forget what it keeps and promised, until it announces samples anew."""
         copies = self._state.copies
         states = copies[:, decisions.COPY_STATE]
-        for tier in range(1, self._ints[decisions.TIERS] + 1):
-            self._withdraw(peer, tier)
+        self._withdraw_all(peer)
         states[(copies[:, decisions.COPY_RANK] == peer) & (states == decisions.PRESENT)] = decisions.GONE
         return self._event(now)
+
+    def _withdraw_all(self, peer: int) -> None:
+        for tier in range(1, self._ints[decisions.TIERS] + 1):
+            self._withdraw(peer, tier)
 
     def _withdraw(self, peer: int, tier: int) -> None:
         """Expect nothing more to come to a tier of another rank."""
@@ -443,6 +449,17 @@ class Scheduler:
         states[is_its & np.isin(states, (decisions.PROMISED, decisions.ON_WAY))] -= decisions.KEEPS
         decisions.withdrawn(self._views, 0, peer, tier)
 
+    def _awaited(self) -> set[int]:
+        """Return the ranks of which the earliest batch expects samples."""
+        d, ints, found = decisions, self._ints, set()
+        slot = ints[d.FIRST_SLOT]
+        begin, size = ints[slot + d.SLOT_PLACES], ints[slot + d.SLOT_SIZE] if slot >= 0 else 0
+        for place in range(begin, begin + size * d.PLACE_COLUMNS, d.PLACE_COLUMNS):
+            entry = ints[place + d.PLACE_ENTRY]
+            if ints[place + d.PLACE_STATE] == d.WAITING and ints[entry + d.ENTRY_STATE] == d.EXPECTED:
+                found.add(d.peer_of(ints[d.TIERS], ints[entry + d.ENTRY_ORIGIN]))
+        return found
+
     def ended(self, tier: int) -> None:
         """A tier of this rank keeps no more samples: it is not filled any more. Said twice, it is harmless."""
         row = self._ints[decisions.ROWS] + (tier + 1) * decisions.ROW_COLUMNS
@@ -451,12 +468,18 @@ class Scheduler:
             self._dropping.ended(tier)
 
     def waited(self, seconds: float, now: float) -> list[Instruction]:
-        """The training has waited so long for the earliest batch: what others promised is read, if that is too long."""
-        if self.expects_others and seconds >= decisions.expected_seconds(
-            self._views, 0, SOURCE, self._promised_bytes
-        ):
-            return self._event(now, decisions.LATE)
-        return []
+        """The training has waited so long for the earliest batch: what others promised is read, if that is too long.
+
+        Of a rank that was late some times, and announced nothing meanwhile, nothing is expected any more: it may have
+        been stopped. What it announces later is read there.
+        """
+        if not self.expects_others or seconds < decisions.patience_seconds(self._views, 0):
+            return []
+        for peer in self._awaited():
+            self._late[peer] = self._late.get(peer, 0) + 1
+            if self._late[peer] == _MOST_LATE:
+                self._withdraw_all(peer)
+        return self._event(now, decisions.LATE)
 
     def seek(self, epoch: int, step: int, now: float) -> list[Instruction]:
         """Give up all batches before (epoch, step): the consumer left its loop early. Said twice, it is harmless.

@@ -71,6 +71,7 @@ from penstock.policy.decisions import (
     is_near,
     observe_worker,
     own_copy,
+    patience_seconds,
     peer_of,
     received,
     tier_of,
@@ -393,9 +394,11 @@ def _consume(s: State, c: Clock, rank: int, actor: int, now: float) -> int:
     if w[actor + PHASE] == ASKING:
         w[actor + PHASE] = WAITS
         g[mine + ASKED] = now
-        if c.hits.shape[0] > 0 or s.ints[w[rank + DECIDES] + EXPECTED_ENTRIES] > 0:
+        if c.hits.shape[0] > 0:
             sample = c.string[c.bounds[w[rank + ROW], w[AT_STEP]]]
             _push(w, g, actor, now + expected_seconds(s, w[rank + DECIDES], SOURCE, s.sizes[sample]))
+        elif s.ints[w[rank + DECIDES] + EXPECTED_ENTRIES] > 0:
+            _push(w, g, actor, now + patience_seconds(s, w[rank + DECIDES]))
         if w[STAGES] == ON_DEMAND:
             freed = w[rank + KEEPS]
             w[rank + KEEPS] = -1

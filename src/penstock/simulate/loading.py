@@ -139,7 +139,7 @@ class Agreed:
     stages: AHEAD, STORE_ON_DEMAND or ON_DEMAND of `_clock`.
     hits: int8[accesses], where samples have no home: the tier in which each read finds its own, or SOURCE. Else empty.
     heirs: int32[accesses], as `Clock.heirs`. copied: int8[samples], as `Clock.copied`.
-    spares, last_batches, promised, held: see `new_state`; held by row of the ranks.
+    spares, last_batches, promised, reads_for_others, held: see `new_state`; held by row of the ranks.
     """
 
     kept: Sequence[Kept]
@@ -154,6 +154,7 @@ class Agreed:
     spares: Sequence[NDArray[np.int64]] = ()
     last_batches: Sequence[NDArray[np.int32]] = ()
     promised: NDArray[np.int64] | None = None
+    reads_for_others: bool = False
     held: Mapping[int, Mapping[int, NDArray[np.int64]]] = field(default_factory=dict)
 
 
@@ -270,6 +271,7 @@ def _state_before(
         spares=agreed.spares,
         last_batches=agreed.last_batches,
         promised=agreed.promised,
+        reads_for_others=agreed.reads_for_others,
         extents=extents,
         held=agreed.held,
     )
@@ -654,7 +656,12 @@ def _agreed_by(policy: LoadingPolicy, job: Job, rank: int, read: Steps, *, maps_
         if job.held and each in job.held and disks
     }
     return Agreed(
-        kept, reads_peers=decisions.RATHER, maps_peers=maps_peers, promised=shared.promised, held=held
+        kept,
+        reads_peers=decisions.RATHER,
+        maps_peers=maps_peers,
+        promised=shared.promised,
+        reads_for_others=shared.reads_for_others,
+        held=held,
     )
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from penstock.errors import ConfigError
 from penstock.machine import Machine
 from penstock.plan import AccessPlan, frequency
-from penstock.policy import StagingLimits
+from penstock.policy import StagingLimits, decisions
 from penstock.policy.decisions import place_of
 from penstock.policy.forms import CropForm, disk_parts
 from penstock.policy.loading import Fill, Job, Loading, LoadingPolicy
@@ -166,12 +166,13 @@ def agreed_by(loading: Loading, job: Job, read: Steps) -> Agreed:
     hits, heirs = _handed_on(loading, job, read)
     kept = [_joined(parts) for parts in zip(*rounds, by_origin["store", False], strict=True)]
     due = by_origin["hand-over", False]
+    reads_peers = loading.stages_from_peers or not loading.stages or before[1].any()
     spares = loading.spares or [np.empty(0, np.int64)] * job.ranks if loading.drops else []
     return Agreed(
         kept=kept,
         due=due,
         before=before[before.any(axis=(1, 2))],
-        reads_peers=loading.stages_from_peers or not loading.stages or before[1].any(),
+        reads_peers=decisions.RATHER if loading.prefers_peers else reads_peers,
         stages=stages if loading.stages else _clock.ON_DEMAND,
         hits=hits,
         heirs=heirs,
