@@ -302,10 +302,9 @@ class Scheduler:
         most, least = limits.most_decoders or limits.decoders, 1 if limits.most_decoders else limits.decoders
         self._threads = self._found_threads = ThreadCount(limits.decoders, most, least)
         #: Whether all threads that may load have had work since the last Load ended, and all that may read since the
-        #: last move did. A pause of the training, in which they run out of it, says nothing about them.
-        self._were_busy = self._readers_were_busy = False
-        #: Whether one of them has had none since the last slot was freed.
-        self._has_idled = False
+        #: last move did. A pause of the training, in which they run out of it, says nothing about them. And whether one
+        #: of them has had none since the last slot was freed.
+        self._were_busy = self._readers_were_busy = self._has_idled = False
         #: None where their number is fixed.
         self._readers = ThreadCount(limits.readers, limits.most_readers) if limits.most_readers else None
         self._slots = self._most_wanted = limits.slots
