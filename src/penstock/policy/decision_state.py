@@ -85,9 +85,7 @@ def new_state(
     held: by rank and tier, samples that are there from the start; those that no tier shall keep are passed by.
     slots, local_batch: how many batch slots each rank has, all free, of so many samples.
     readers: moves under way at most of each rank, half of them for no batch. *_bytes: see `StagingLimits`.
-    loads_all: a Load takes all that a batch has left.
-    extents: of all samples, where the source gives them.
-
+    loads_all: a Load takes all that a batch has left. extents: of all samples, where the source gives them.
     Raises: ConfigError for 2^31 samples and more.
     """
     deciding = list(range(len(kept))) if only is None else [only]
@@ -120,8 +118,7 @@ def new_state(
     extra = [Kept(spare, np.zeros(spare.size, np.int8)) for spare in spares]
     copy_begin, copies = _no_copies(samples) if hands_on else _copies(kept, due, extra, last_batches, samples)
     _promise(copy_begin, copies, promised)
-    for rank, by_tier in (held or {}).items():
-        _hold(copy_begin, copies, by_tier, rank)
+    _hold(copy_begin, copies, held or {})
     state = State(
         ints=ints,
         floats=np.tile(floats, ranks),
@@ -249,10 +246,12 @@ def _promise(
 
 
 def _hold(
-    copy_begin: NDArray[np.int64], copies: NDArray[np.int32], held: Mapping[int, NDArray[np.int64]], rank: int
+    copy_begin: NDArray[np.int64],
+    copies: NDArray[np.int32],
+    held: Mapping[int, Mapping[int, NDArray[np.int64]]],
 ) -> None:
-    """Take note of what tiers of a rank have already, whether they shall keep it or another one."""
-    for tier, ids in held.items():
+    """Take note of what tiers of ranks have already, whether they shall keep it or another one."""
+    for rank, tier, ids in ((rank, *each) for rank, by_tier in held.items() for each in by_tier.items()):
         is_held = np.zeros(copy_begin.size - 1, bool)
         is_held[ids] = True
         mine = np.flatnonzero(np.repeat(is_held, np.diff(copy_begin)) & (copies[:, d.COPY_RANK] == rank))
