@@ -302,7 +302,9 @@ def test_a_server_that_is_gone_costs_time_alone(photos: Path, monkeypatch: pytes
     assert served == alone
     assert next(calls) > 2
     assert any("2 decode threads, as decoders= says, 2 decode servers beside, and" in line for line in lines)
-    assert any("127.0.0.1:1 does not answer, or has another key" in line for line in lines)
+    assert any(
+        "127.0.0.1:1 does not answer: nobody listens; it is used once it does" in line for line in lines
+    )
 
 
 def test_a_server_of_other_data_version_or_decoder_is_refused_in_one_line(
@@ -370,6 +372,22 @@ def test_what_cannot_be_decoded_elsewhere_is_refused(
 def test_without_a_key_there_is_no_server_to_ask(photos: Path) -> None:
     with pytest.raises(ConfigError, match="with the key of the decode servers is not there"):
         batches_of(photos, RANDOM, ["127.0.0.1:1"])
+
+
+def test_a_server_with_another_key_is_refused_as_such(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.loader.decode_servers._GREETED_SECONDS", 0.0)
+    monkeypatch.setattr("penstock.loader.decode_servers.LOOK_SECONDS", patient(5))
+    other = tmp_path / "other"
+    KEY.make(other)
+
+    with server(photos) as (_, address):
+        monkeypatch.setenv(KEY.variable, str(other))
+        with pytest.raises(
+            ConfigError, match=f"^decode server {address} has another key than {other}: both need"
+        ):
+            batches_of(photos, RANDOM, [address])
 
 
 SERVER = """

@@ -35,6 +35,7 @@ from penstock.ranks.access import Address, needing_zmq
 from penstock.ranks.decode_access import KEY, SERVER, TRAINING, address_of
 from penstock.ranks.decode_server import MOST_ANSWER_BYTES, digest_of
 from penstock.ranks.peer_messages import GREET, NO_IDS, Message, packed
+from penstock.ranks.reaching import LOOK_SECONDS, At, in_words, look_at_all
 from penstock.ranks.remote_peers import FarRank, Ids, RemotePeers
 from penstock.store import Source
 from penstock.store.host_memory import checksum_of
@@ -339,6 +340,14 @@ class ServedDecoder(FinishingDecoder):
         return failed
 
 
+def wanted_under_way(servers: int) -> int:
+    """Return for how many samples there is to be space with servers, so that the largest groups keep all places busy.
+
+    Twice what places have: of the oldest batches, which all wait for, most samples are done.
+    """
+    return 2 * _GROUPS * _MOST_TOGETHER * (servers + 1) if servers else 0
+
+
 def given_together(under_way: int, servers: int, crop_bytes: int) -> int:
     """Return how many samples are given to a place at once; 0 without servers.
 
@@ -375,7 +384,8 @@ def connect(
     """
     addresses = [address_of(each) for each in named]
     shape = CropPass(pipeline).shape
-    carrier = _carrier_to(addresses, math.prod(shape))
+    secret = KEY.read(KEY.path())
+    carrier = _carrier_to(addresses, math.prod(shape), secret)
     description = describe_work(pipeline, source)
     generation = digest_of(description)
     greeting = [packed(Message(GREET, 0, generation, NO_IDS)), description]
@@ -387,21 +397,18 @@ def connect(
         peers.greeted.wait(_GREETED_SECONDS)
         for place, reason in peers.refused.items():
             raise ConfigError(_refusal(addresses[place - 1], reason))
-        for place in ranks:
-            if peers.is_away(place):
-                report(
-                    f"decode server {addresses[place - 1]} does not answer, or has another key; it is used once it does"
-                )
+        silent = [addresses[place - 1] for place in ranks if peers.is_away(place)]
+        for address, why in zip(silent, _why_silent(silent, secret), strict=True):
+            report(f"decode server {address} does not answer: {why}; it is used once it does")
         return DecodeServers(peers, addresses, len(source), shape, report)
     except BaseException:
         peers.close()
         raise
 
 
-def _carrier_to(addresses: Sequence[Address], most_part_bytes: int) -> ZmqCarrier:
+def _carrier_to(addresses: Sequence[Address], most_part_bytes: int, secret: bytes) -> ZmqCarrier:
     with needing_zmq("decode_servers needs pyzmq"):
         from penstock.ranks.carrier_zmq import KeyPair, ZmqCarrier
-    secret = KEY.read(KEY.path())
     carrier = ZmqCarrier(None, most_part_bytes, keys=KeyPair.of(secret, TRAINING))
     key = KeyPair.of(secret, SERVER).public.decode("ascii")
     offers = {place: {"address": f"tcp://{each}", "key": key} for place, each in enumerate(addresses, 1)}
@@ -411,6 +418,23 @@ def _carrier_to(addresses: Sequence[Address], most_part_bytes: int) -> ZmqCarrie
         carrier.close()
         raise
     return carrier
+
+
+def _why_silent(addresses: Sequence[Address], secret: bytes) -> list[str]:
+    """Return why nobody answers at each address. Raises: ConfigError where the server there has another key."""
+    from penstock.ranks.carrier_zmq import KeyPair, has_key
+
+    found = list[str]()
+    places = [f"tcp://{address}" for address in addresses]
+    for address, place, (at, more) in zip(addresses, places, look_at_all(places), strict=True):
+        key, own = KeyPair.of(secret, SERVER).public, KeyPair.of(secret, TRAINING)
+        if at == At.THERE and has_key(place, key, own, LOOK_SECONDS) is False:
+            raise ConfigError(
+                f"decode server {address} has another key than {KEY.path()}: both need the same file; copy it from "
+                f"there, or name its copy as ${KEY.variable}"
+            )
+        found.append(in_words(at, more))
+    return found
 
 
 def _refusal(address: Address, reason: str) -> str:

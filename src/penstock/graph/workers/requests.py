@@ -23,10 +23,11 @@ from penstock.graph.model.graph import Graph
 from penstock.graph.workers.access import check_versions
 from penstock.graph.workers.config import SessionConfig
 from penstock.graph.workers.link import Link, key_of, offers_of
-from penstock.graph.workers.reaching import At, look_at_all, look_for, resolved
+from penstock.graph.workers.reaching import look_for, resolved
 from penstock.graph.workers.wire import MOST_PART_BYTES, packed
 from penstock.policy.graph_silence import Silence
 from penstock.ranks.carrier_zmq import ZmqCarrier
+from penstock.ranks.reaching import At, look_at_all
 from penstock.units import format_names
 
 #: How long workers may take to answer at all when a session begins; and after how long, and how long before the end of
@@ -359,7 +360,7 @@ class Requests:
                 At.UNREACHED: f"{says_nothing}, and its address cannot be reached ({more})",
                 At.SILENT: f"{says_nothing}: its process is there, and stopped, or hangs",
                 At.OTHER: "has ended, or cannot be reached: what listens at its address is no worker",
-                At.WORKER: is_there.format(seconds),
+                At.THERE: is_there.format(seconds),
             }
             self._lose(task, why[at])
 

@@ -45,7 +45,6 @@ from penstock.graph.workers.lanes import StepRecorder
 from penstock.graph.workers.link import CLIENT, Link, key_of, offers_of
 from penstock.graph.workers.mail import Mail, Values
 from penstock.graph.workers.nodes import received_nodes
-from penstock.graph.workers.reaching import look_at
 from penstock.graph.workers.wire import (
     MOST_PART_BYTES,
     ValuesPacker,
@@ -55,6 +54,7 @@ from penstock.graph.workers.wire import (
     unpacked_values,
 )
 from penstock.ranks.carrier_zmq import ZmqCarrier
+from penstock.ranks.reaching import in_words, look_at
 
 if TYPE_CHECKING:  # of an extra
     from penstock.ranks.carrier_mpi import MpiCarrier
@@ -482,9 +482,8 @@ class _Hosted:
     def unreached(self, receiver: _Receiver, what: str = "") -> WorkerLostError:
         """Look at the address of a worker that a message does not reach, and return the error for the client."""
         address = receiver.offer["address"]
-        at, more = look_at(address)
         return WorkerLostError(
-            f"{self._task} cannot reach {receiver.task} at {address}: {what}{at.value}{more and f' ({more})'}; give "
+            f"{self._task} cannot reach {receiver.task} at {address}: {what}{in_words(*look_at(address))}; give "
             "for each worker an address by which the others reach it, too, and let firewalls between them pass it"
         )
 
