@@ -113,6 +113,7 @@ CASES: list[tuple[str, dict[str, int]]] = [
     ("scale/local_batches", {r"^seed \d: balanced .*, local ": 2, r"^over seeds: balanced .*, local ": 1}),
     ("scale/placement", {r"^first-reader .* s of a processor, .* MiB$": 2}),
     ("scale/decode_servers", {r" samples/s \(.* x alone; .* % served$": 3}),
+    ("scale/decode_servers --share 0.4", {r"median of pairs; wanted 2\.4$|^no cgroup can be made here": 1}),
     ("scale/decode_servers --sweep", {r"^ .* [0-9.]+ +[0-9.]+$": 30, r"^over the best fixed cut: ": 1}),
     ("catalog", {r" s \(.* of find \(": 8, r"^state_dict .* us \(": 1, r"^600 files in 3 folders": 1}),
 ]

@@ -1,6 +1,7 @@
 """Decode servers beside a training that waits for decoding: rates, and where the work goes.
 
     python benchmarks/scale/decode_servers.py            # about three minutes; needs two processors
+    python benchmarks/scale/decode_servers.py --share 0.45  # two servers that decode, with so much of a processor each
     python benchmarks/scale/decode_servers.py --sweep    # the rule alone, in virtual time, against fixed cuts
 
 The training decodes by one thread on one processor and computes nothing. Beside it, on the second processor: one server
@@ -11,6 +12,12 @@ the server and with those that wait alternate, --rounds times; printed are media
 processor time of the training for a sample: what of it a sample takes that a server decoded, by part, and how much it
 may take where servers which never wait make the rate --wanted times that of the training alone. Batches of all runs are
 compared by their checksums.
+
+--share: the training has this share of the first processor, and each of --servers servers that decode the same share of
+the others, by cgroups, so that two processors stand for more that are slower. Runs of the training alone, with its
+share, and with the servers alternate. Printed is also what each took of its processor while the training ran, and in
+how many of the --period-ms it was stopped as its share was used up: who took less than the share had to wait, or
+something else had its processor. Needs the right to make cgroups.
 
 --sweep: this process and two servers, whose speeds and links take each of several values; a processor decodes a sample
 in 2 ms here, and finishes what came from a server in 0.4 ms. Printed: the rate by the rule over the best of all here
@@ -23,6 +30,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import heapq
+import itertools
 import json
 import os
 import statistics
@@ -32,12 +40,14 @@ import tempfile
 import threading
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import cv2
 import numpy as np
+from _cpu_groups import GroupCounts, counts_of, cpu_groups, enter
 
 from penstock.loader import Loader
 from penstock.loader.decode_serving import serving
@@ -53,7 +63,10 @@ TRANSFORMS = [
     ToTensor(),
     Normalize((0.485, 0.456, 0.406), (0.2, 0.2, 0.2)),
 ]
-BATCH, EPOCHS = 32, 3
+#: The first epochs of a run are not timed, in which slots are written for the first time, and servers show their speed;
+#: nor the last, at whose end servers do what they have been given and nobody else has work.
+BATCH, BEFORE, TIMED = 32, 2, 3
+EPOCHS = BEFORE + TIMED + 1
 
 
 class Waiting:
@@ -85,9 +98,8 @@ def make_photos(folder: Path, count: int) -> None:
         cv2.imwrite(str(folder / "a" / f"{sample:05}.jpg"), noisy, [cv2.IMWRITE_JPEG_QUALITY, 90])
 
 
-def be_server(folder: Path, processor: int, seconds: float) -> None:
+def be_server(folder: Path, seconds: float) -> None:
     """Serve until standard input ends. seconds: that each crop takes; 0 for one that decodes."""
-    os.sched_setaffinity(0, {processor})
     source = ImageFolder(folder)
     with serving(source, Address("127.0.0.1", 0), memory_bytes=1 << 30, threads=1) as made:
         if seconds:
@@ -129,33 +141,43 @@ def time_asking(servers: Any) -> list[float]:
     return seconds
 
 
-def train(folder: Path, servers: list[str], processor: int) -> dict[str, Any]:
-    """Return the rate of a training, its processor time for a sample, and a checksum of its batches."""
-    os.sched_setaffinity(0, {processor})
+def train(folder: Path, servers: list[str], groups: dict[str, str]) -> dict[str, Any]:
+    """Return the rate of a training, its processor time for a sample, and a checksum of its batches.
+
+    groups: by name of a process, the cgroup that has it; of them, too, what they took.
+    """
     value = count = 0
     with Loader(
         folder,
         batch_size=BATCH,
         epochs=EPOCHS,
         transforms=TRANSFORMS,
-        memory="512 MB",
+        memory="1 GB",
         policy="staging",
         decoders=1,
         decode_servers=servers,
         report=None,
     ) as loader:
         found = getattr(loader._parts.fetcher, "_servers", None)
+        for images, _ in itertools.chain.from_iterable(itertools.repeat(loader, BEFORE)):
+            value = zlib.crc32(images[:, :, ::16, ::16].tobytes(), value)
         asking = [] if found is None else time_asking(found)
+        served = 0 if found is None else found.served
+        before_all = {name: counts_of(Path(group)) for name, group in groups.items()}
         began, computed, summing, parts = time.perf_counter(), time.process_time(), 0.0, part_seconds()
-        for _ in range(EPOCHS):
+        for _ in range(TIMED):
             for images, labels in loader:
                 before = time.thread_time()  # of the one processor: others may have it in between
                 value, count = zlib.crc32(images[:, :, ::16, ::16].tobytes(), value), count + len(labels)
                 summing += time.thread_time() - before
-        seconds, computed = time.perf_counter() - began - summing, time.process_time() - computed - summing
+        elapsed, computed = time.perf_counter() - began, time.process_time() - computed - summing
+        seconds = elapsed - summing
+        took = {
+            name: took_of(before_all[name], counts_of(Path(group)), elapsed) for name, group in groups.items()
+        }
         parts = {name: seconds - parts[name] for name, seconds in part_seconds().items()}
-    served = 0 if found is None else found.served
     if found is not None:
+        served = found.served - served
         parts["asked for and verified"] = sum(asking)
         parts["finished"] = served * found.split.finish_seconds
     return {
@@ -163,23 +185,48 @@ def train(folder: Path, servers: list[str], processor: int) -> dict[str, Any]:
         "cpu_ms": 1e3 * computed / count,
         "crc": value,
         "served": served / count,
+        "took": took,
         "parts_ms": {name: 1e3 * seconds / served for name, seconds in parts.items()} if served else {},
     }
 
 
-def run_train(folder: Path, servers: Sequence[str], processor: int) -> dict[str, Any]:
-    command = [sys.executable, __file__, "--train", json.dumps([str(folder), list(servers), processor])]
+def took_of(before: GroupCounts, after: GroupCounts, seconds: float) -> list[float]:
+    """Return the share of a processor that a group took, and of its periods those that it was stopped in."""
+    periods = max(1, after.periods - before.periods)
+    return [(after.seconds - before.seconds) / seconds, (after.throttled - before.throttled) / periods]
+
+
+#: Where a process runs: the number of its processor, and the cgroup that limits it, or nothing.
+Seat = tuple[int, str]
+
+
+def settle(processor: int, group: str) -> None:
+    """Have this process run on one processor alone, and in a cgroup."""
+    os.sched_setaffinity(0, {processor})
+    if group:
+        enter(Path(group))
+
+
+def run_train(
+    folder: Path, servers: Sequence[str], seat: Seat, groups: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, Any]:
+    arguments = json.dumps([*seat, str(folder), list(servers), dict(groups)])
+    command = [sys.executable, __file__, "--train", arguments]
     found: dict[str, Any] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
     return found
 
 
 @contextlib.contextmanager
-def running_servers(folder: Path, count: int, processor: int, seconds: float) -> Iterator[list[str]]:
-    arguments = json.dumps([str(folder), processor, seconds])
-    command = [sys.executable, __file__, "--serve", arguments]
+def running_servers(folder: Path, seats: Sequence[Seat], seconds: float) -> Iterator[list[str]]:
+    """Run a server at each seat; yield their addresses."""
     processes = [
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        for _ in range(count)
+        subprocess.Popen(
+            [sys.executable, __file__, "--serve", json.dumps([*seat, str(folder), seconds])],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for seat in seats
     ]
     try:
         yield [process.stdout.readline().strip() for process in processes if process.stdout is not None]
@@ -190,15 +237,16 @@ def running_servers(folder: Path, count: int, processor: int, seconds: float) ->
 
 def compare(photos: int, rounds: int, servers: int, wanted: float) -> None:
     """Print rates alone, with a server that decodes, and with some that wait."""
-    here, there = sorted(os.sched_getaffinity(0))[0], sorted(os.sched_getaffinity(0))[-1]
+    processors = sorted(os.sched_getaffinity(0))
+    here, there = (processors[0], ""), (processors[-1], "")
     with tempfile.TemporaryDirectory() as name:
         folder, os.environ[KEY.variable] = Path(name, "photos"), str(Path(name, "key"))
         make_photos(folder, photos)
         alone = [run_train(folder, [], here)]
         each_seconds = 1 / alone[0]["rate"]
         with (
-            running_servers(folder, 1, there, 0.0) as real,
-            running_servers(folder, servers, there, each_seconds) as waiting,
+            running_servers(folder, [there], 0.0) as real,
+            running_servers(folder, servers * [there], each_seconds) as waiting,
         ):
             sets = {
                 "a server that decodes": real,
@@ -212,18 +260,69 @@ def compare(photos: int, rounds: int, servers: int, wanted: float) -> None:
                 for name, addresses in sets.items():
                     runs[name].append(run_train(folder, addresses, here))
         assert len({run["crc"] for each in runs.values() for run in each}) == 1, "batches differ"
-        usual = statistics.median(run["rate"] for run in runs["alone"])
-        for name, found in runs.items():
-            rates = sorted(run["rate"] for run in found)
-            rate, cpu_ms, served = (
-                statistics.median(run[key] for run in found) for key in ("rate", "cpu_ms", "served")
-            )
-            print(
-                f"{name:32} {rate:7.0f} samples/s ({rates[0]:.0f} to {rates[-1]:.0f}), {rate / usual:.2f} x alone; "
-                f"{cpu_ms:.2f} ms of the training's processor a sample; {100 * served:.0f} % served"
-            )
+        print_rates(runs)
         alone_ms = statistics.median(run["cpu_ms"] for run in runs["alone"])
         print_limit(runs[name], alone_ms, servers, wanted)
+
+
+def compare_shares(
+    photos: int, rounds: int, servers: int, wanted: float, share: float, period_seconds: float
+) -> None:
+    """Print rates alone and with servers that decode, where each process has a share of a processor."""
+    names = ["training", *(f"server {number}" for number in range(1, servers + 1))]
+    with contextlib.ExitStack() as stack:
+        try:
+            groups = stack.enter_context(cpu_groups(names, share, period_seconds))
+        except OSError as error:
+            print(
+                f"no cgroup can be made here for a share of a processor: {error}; try as root, outside a container"
+            )
+            return
+        first, *others = sorted(os.sched_getaffinity(0))
+        seated = [first, *itertools.islice(itertools.cycle(others or [first]), servers)]
+        here, *there = zip(seated, map(str, groups.values()), strict=True)
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()), "photos")
+        os.environ[KEY.variable] = str(folder.with_name("key"))
+        make_photos(folder, photos)
+        addresses = stack.enter_context(running_servers(folder, there, 0.0))
+        sides = {"alone": [], f"{servers} servers, {share:g} of a processor each": addresses}
+        for each in sides.values():  # servers learn what they will be asked for
+            run_train(folder, each, here)
+        runs: dict[str, list[dict[str, Any]]] = {name: [] for name in sides}
+        for _ in range(rounds):
+            for name, each in sides.items():
+                runs[name].append(
+                    run_train(folder, each, here, {name: str(group) for name, group in groups.items()})
+                )
+    assert len({run["crc"] for each in runs.values() for run in each}) == 1, "batches differ"
+    print_rates(runs)
+    ratios = [run["rate"] / alone["rate"] for alone, run in zip(runs["alone"], runs[name], strict=True)]
+    print(
+        f"{statistics.median(ratios):.2f} x alone ({min(ratios):.2f} to {max(ratios):.2f}), median of pairs; wanted "
+        f"{wanted:g}"
+    )
+    for side, found in runs.items():
+        for process in names if side != "alone" else names[:1]:
+            took, stopped = (
+                statistics.median(run["took"][process][index] for run in found) for index in (0, 1)
+            )
+            print(
+                f"{side}: {process} took {took:.2f} of a processor, stopped in {100 * stopped:.0f} % of periods"
+            )
+    print_limit(runs[name], statistics.median(run["cpu_ms"] for run in runs["alone"]), servers, wanted)
+
+
+def print_rates(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+    usual = statistics.median(run["rate"] for run in runs["alone"])
+    for name, found in runs.items():
+        rates = sorted(run["rate"] for run in found)
+        rate, cpu_ms, served = (
+            statistics.median(run[key] for run in found) for key in ("rate", "cpu_ms", "served")
+        )
+        print(
+            f"{name:32} {rate:7.0f} samples/s ({rates[0]:.0f} to {rates[-1]:.0f}), {rate / usual:.2f} x alone; "
+            f"{cpu_ms:.2f} ms of the training's processor a sample; {100 * served:.0f} % served"
+        )
 
 
 def print_limit(runs: Sequence[dict[str, Any]], alone_ms: float, servers: int, wanted: float) -> None:
@@ -324,22 +423,29 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--sweep", action="store_true", help="the rule alone, in virtual time")
     parser.add_argument("--samples", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--servers", type=int, default=2, help="that wait")
+    parser.add_argument("--servers", type=int, default=2, help="that wait; with --share, that decode")
     parser.add_argument("--wanted", type=float, default=2.4, help="rate with these, over the training alone")
+    parser.add_argument("--share", type=float, metavar="X", help="of a processor, that each process has")
+    parser.add_argument("--period-ms", type=float, default=10.0, help="in which a process has its share")
     for hidden in ("--train", "--serve"):
         parser.add_argument(hidden, help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     if given.train is not None:
-        folder, servers, processor = json.loads(given.train)
-        print(json.dumps(train(Path(folder), servers, processor)))
+        processor, group, folder, servers, groups = json.loads(given.train)
+        settle(processor, group)
+        print(json.dumps(train(Path(folder), servers, groups)))
     elif given.serve is not None:
-        folder, processor, seconds = json.loads(given.serve)
-        be_server(Path(folder), processor, seconds)
+        processor, group, folder, seconds = json.loads(given.serve)
+        settle(processor, group)
+        be_server(Path(folder), seconds)
     elif given.sweep:
         sweep(4_000 if given.quick else 40_000)
     else:
         photos, rounds = (24, 1) if given.quick else (given.samples, given.rounds)
-        compare(photos, rounds, given.servers, given.wanted)
+        if given.share is None:
+            compare(photos, rounds, given.servers, given.wanted)
+        else:
+            compare_shares(photos, rounds, given.servers, given.wanted, given.share, 1e-3 * given.period_ms)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import ConfigError
 from penstock.loader.budget import share_memory
+from penstock.loader.decode_servers import given_together, wanted_under_way
 from penstock.policy.runnable import WriteQueue
 from penstock.units import parse_bytes
 
@@ -153,6 +154,22 @@ def test_small_batches_get_enough_slots_to_keep_all_readers_busy() -> None:
 
     assert budget.slots >= 2 * 32
     assert budget.tier_bytes == 10**6
+
+
+@pytest.mark.parametrize(("servers", "slots"), [(0, 8), (2, 15), (8, 39)])
+def test_decode_servers_get_slots_for_the_largest_groups(servers: int, slots: int) -> None:
+    budget = share_memory(
+        10**9,
+        slot_bytes=10**6,
+        local_batch=32,
+        readers=32,
+        largest_sample_bytes=10**5,
+        keep_bytes=0,
+        under_way=wanted_under_way(servers),
+    )
+
+    assert budget.slots == slots
+    assert given_together(budget.slots * 32, servers, 150_528) == (16 if servers else 0)
 
 
 def test_slots_that_are_asked_for_are_so_many_or_refused() -> None:

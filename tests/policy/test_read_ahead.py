@@ -36,16 +36,22 @@ def slow(now: float) -> float:
 
 
 class Training:
-    """Takes a batch every 10 ms, or later; readers bring twice what it takes."""
+    """Takes a batch every 10 ms, or later; readers bring twice what it takes.
 
-    def __init__(self, slots: int, most_slots: int) -> None:
+    serves: whether decode servers share the work; None without any.
+    """
+
+    def __init__(self, slots: int, most_slots: int, serves: Callable[[], bool] | None = None) -> None:
         curve = Curve(((1, 1e9),))
         store = SharedStore(None, curve, LATENCY_SECONDS)
         machine = Machine(store, (StorageClass("staging", 10**6, 1, curve),))
         plan = AccessPlan(FullShuffle(4096, 1), 1, 400)
         placement = Placement(np.full(4096, SOURCE, np.int8), np.empty(0, np.int64))
-        limits = StagingLimits(slots, 4, 4, 10**6, most_slots=most_slots)
-        self.scheduler = Scheduler(plan, 0, np.full(4096, 1000), placement, machine, limits)
+        together = 0 if serves is None else 1
+        limits = StagingLimits(slots, 4, 4, 10**6, most_slots=most_slots, read_together=together)
+        self.scheduler = Scheduler(
+            plan, 0, np.full(4096, 1000), placement, machine, limits, reads_together=serves
+        )
         self.store: Store = steady
         #: (end, number, move, seconds)
         self.moves: list[tuple[float, int, Move, float]] = []
@@ -162,6 +168,18 @@ def test_no_more_batches_are_read_ahead_where_all_decode_threads_are_busy_all_th
     assert training.most_wanted == 16
     # Now threads wait for the store.
     training.decode_seconds = 0.0
+    assert training.go_on(slow, 40.0) > 0.5
+    assert training.most_wanted == 32
+
+
+def test_no_more_batches_are_read_ahead_while_decode_servers_share_the_work() -> None:
+    """A decode thread of this process idles now and then, as what servers decoded arrives in groups."""
+    answers = True
+    training = Training(16, 64, lambda: answers)
+
+    assert training.go_on(slow, 40.0) > 0.5
+    assert training.most_wanted == 16
+    answers = False
     assert training.go_on(slow, 40.0) > 0.5
     assert training.most_wanted == 32
 

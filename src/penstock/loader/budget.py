@@ -70,6 +70,7 @@ def share_memory(
     large_picture_bytes: int = 0,
     decoders: int = 1,
     most_slots: int = 0,
+    under_way: int = 0,
     queue: WriteQueue = NO_QUEUE,
 ) -> MemoryBudget:
     """Share out a limit: slots for the reads in flight first, then bytes in passing, the rest to the tier.
@@ -80,6 +81,7 @@ def share_memory(
         that quarter, or enough for one, if the memory holds that. What the other parts leave is shared with growing
         slots.
     most_slots: exactly so many slots, and no others; 0 leaves them to the memory.
+    under_way: samples that slots are to have space for, for others than readers.
     queue: has its part before all others.
 
     Raises: ConfigError where the limit does not hold three batch slots and two samples in passing, or most_slots.
@@ -101,7 +103,7 @@ def share_memory(
     busy_bytes = min(readers * largest_sample_bytes, limit_bytes // 4)
     usual_bytes = min(limit_bytes // 16, _USUALLY_IN_PASSING_BYTES)
     in_passing = least_in_passing + min(spare_bytes, max(busy_bytes, usual_bytes))
-    wanted = max(_USUAL_SLOTS, -(-2 * readers // max(local_batch, 1)) + LEAST_SLOTS)
+    wanted = max(_USUAL_SLOTS, -(-max(2 * readers, under_way) // max(local_batch, 1)) + LEAST_SLOTS)
     affordable = min(limit_bytes // 4, limit_bytes - in_passing) // max(slot_bytes, 1)
     slots = most_slots or max(LEAST_SLOTS, min(wanted, affordable))
     if slots * slot_bytes > limit_bytes - in_passing:

@@ -20,7 +20,7 @@ from penstock.loader.beside import Beside
 from penstock.loader.budget import STAGED_TOGETHER_BYTES, MemoryBudget, share_memory
 from penstock.loader.config import HOST, HOSTS, JOBS, LoaderConfig, check_machine
 from penstock.loader.dataset import DatasetFetcher, MapDataset, SampleDecoder
-from penstock.loader.decode_servers import given_together
+from penstock.loader.decode_servers import given_together, wanted_under_way
 from penstock.loader.front_end import FrontEnd
 from penstock.loader.images import ImageDecoder
 from penstock.loader.local_disk import (
@@ -308,6 +308,7 @@ def drafted(
         decoders=max(threads.decoders, threads.most_decoders),
         # One more for the batch that the training has, which lies in its slot unless a function made it.
         most_slots=0 if config.prefetch is None else config.prefetch + (config.collate_fn is None),
+        under_way=wanted_under_way(len(config.decode_servers)),
         queue=_QUEUE if classes(1) else NO_QUEUE,
     )
     if runs and config.share == JOBS:

@@ -339,7 +339,10 @@ class Scheduler:
         """
         if self._read_ahead is None:
             return self._event(now, decisions.FREED, slot)
-        self._read_ahead.freed(now, stall_seconds, has_idled=self._has_idled)
+        # With decode servers, a thread here may idle: work is shared out, and more batches ahead make it no less.
+        sends = self._reads_together is not None and self._reads_together()
+        has_idled = self._has_idled and not sends
+        self._read_ahead.freed(now, stall_seconds, has_idled=has_idled)
         self._has_idled = False
         self._most_wanted = max(self._most_wanted, self._read_ahead.slots)
         self._unused_slots.append(slot)
