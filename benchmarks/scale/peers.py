@@ -558,7 +558,9 @@ class Communicator:
 
     def new_carrier(self) -> Any:
         from penstock.ranks.carrier_mpi import MpiCarrier
+        from penstock.ranks.mpi_calls import CALL_MPI
 
+        CALL_MPI.wait()
         self.tag += 1
         return MpiCarrier(self.own, self.tag, SAMPLE_BYTES)
 

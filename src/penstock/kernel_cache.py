@@ -33,6 +33,7 @@ _PLAIN = {
     "loader": ["transforms/_group_kernels.py"],
     "papers": ["../uncounted.py"],
     "policy": ["decisions.py"],
+    "ranks": ["mpi_calls.py"],
     "ssd": ["flash.py", "../../uncounted.py"],
     "store": ["examples.py"],
     "transforms": ["geometry.py", "jpeg.py"],

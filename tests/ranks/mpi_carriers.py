@@ -1,10 +1,14 @@
-"""What each of two ranks of MPI does for tests/ranks/test_carrier_mpi.py: rank 0 reads samples that rank 1 keeps."""
+"""What each of two ranks of MPI does for tests/ranks/test_carrier_mpi.py: rank 0 reads samples that rank 1 keeps.
+
+Argument: who calls MPI, "compiled" or "plain".
+"""
 
 from __future__ import annotations
 
 import math
 import os
 import signal
+import sys
 import threading
 from unittest.mock import patch
 
@@ -16,6 +20,7 @@ from tests.ranks.test_remote_peers import SIZES, Shelf, checksum_of, content
 from penstock.errors import DataError
 from penstock.ranks import carrier_mpi, ranks_of_this_job
 from penstock.ranks.carrier_mpi import MpiCarrier
+from penstock.ranks.mpi_calls import CALL_MPI
 from penstock.ranks.remote_peers import FarRank, RemotePeers
 from penstock.ranks.transport_mpi import MpiTransport
 
@@ -27,8 +32,16 @@ communicator, pid_of_1 = job.transport.communicator, job.all_gather("pids", os.g
 names = {0: 7, 1: 3}
 
 
+is_compiled = sys.argv[1] == "compiled"
+if is_compiled:
+    CALL_MPI.wait()
+else:
+    patch.object(type(CALL_MPI), "glance", lambda part: None).start()
+
+
 def carrier(tag: int) -> MpiCarrier:
     made = MpiCarrier(communicator, tag, int(SIZES.max()))
+    assert (made._loop is not None) == is_compiled
     made.connect({names[other]: job.all_gather("offers", made.offer)[other]})
     return made
 

@@ -208,6 +208,7 @@ def _compile(options: argparse.Namespace) -> None:
     from penstock.loader.gather import GATHER
     from penstock.loader.prediction import CLOCK
     from penstock.loader.transforms import compiled
+    from penstock.ranks.mpi_calls import CALL_MPI
     from penstock.store.direct import READ_SAMPLES
     from penstock.store.files import READ_FILES
     from penstock.store.listing import STAT_FILES
@@ -227,6 +228,7 @@ def _compile(options: argparse.Namespace) -> None:
         READ_SAMPLES,
         INDEX_EXAMPLES,
         STAT_FILES,
+        CALL_MPI,
         GATHER,
         SHUFFLE,
         DRAW,

@@ -1,11 +1,13 @@
 """Messages about samples between hosts of an MPI job, over a communicator of Penstock's own.
 
-Whatever its parts, a message is one of MPI: a head, which says how long they are, and they. MPI has no wait that
-sleeps: `receive` looks for messages at once after one came or went, then less and less often.
+Whatever its parts, a message is one of MPI: a head, which says how long they are, and they. MPI copies only while it is
+called, and has no wait that sleeps: `mpi_calls` has when `receive` calls it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import select
 import struct
@@ -19,23 +21,37 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
+from penstock.compiling import Lease
+from penstock.machine_code import Loop
+from penstock.ranks.mpi_calls import (
+    CALL_MPI,
+    LEAST_PAUSE_NS,
+    PAUSE,
+    WOKEN,
+    facts_of,
+    handle_of,
+    new_pace,
+    next_pause_ns,
+)
 from penstock.ranks.peer_messages import MOST_HEAD_BYTES
 from penstock.ranks.transport import LEAST_PAUSE_SECONDS
 from penstock.ranks.wakeable import Wakeable
 
 #: A message may have so many bytes, or one sample. A longer one is neither sent nor received.
 MOST_BYTES = 1 << 30
-#: Between two looks at most. An idle rank so uses less than 1 % of a core, on a busy machine, too.
-_MOST_PAUSE_SECONDS = 0.025
 #: Memory of so many long messages is used again: new pages cost as much as copying does.
 _SPARE_BUFFERS, _LEAST_SPARE_BYTES, _MOST_SPARE_BYTES = 8, 128 << 10, 8 << 20
 #: References to memory that nobody has: of the list, and the one that is counted.
 _REFERENCES = 2
-#: What is under way for longer is to or from a rank that has stopped.
-_COPYING_SECONDS = 1.0
-#: MPI copies only when it is called, and maybe 8 kB a call: calls, and seconds, before anything else is looked at. Each
-#: call may wait for the interpreter's lock.
+#: One call of the loop lasts so long at most, so that no exit of the process waits for it. Longer pauses are Python's.
+_CALL_NS, _LONG_PAUSE_NS = 5_000_000, 1_000_000
+#: In Python, which cannot tell whether MPI copies: a message that takes longer is to or from a rank that has stopped.
+_COPYING_NS = 1_000_000_000
+#: Calls, and seconds, before anything else is looked at. Each may wait for the interpreter's lock, and copy
+#: as little as 8 kB.
 _MOST_CALLS, _CALLING_SECONDS = 48, 1e-3
+#: Between two looks whether the loop is compiled by now.
+_GLANCE_NS = 1_000_000_000
 #: Messages to one process that it has not begun to receive; more are not sent.
 _MOST_WAITING = 1000
 #: How long the last messages may take at the end.
@@ -48,9 +64,9 @@ class _UnderWay(NamedTuple):
     """A message that MPI has not sent, or received, to its end. data: that MPI reads or writes meanwhile."""
 
     request: Any
+    handle: int
     process: int
     data: NDArray[np.uint8]
-    began: float
     is_sent: bool
 
 
@@ -75,8 +91,13 @@ class MpiCarrier(Wakeable):
         self._waiting: Counter[int] = Counter()
         #: Memory of messages; free once nothing else refers to it.
         self._spare: deque[NDArray[np.uint8]] = deque(maxlen=_SPARE_BUFFERS)
-        #: When a message came or went last.
-        self._busy_at = time.monotonic()
+        #: When a message began or ended last; of the monotonic clock.
+        self._event_ns = time.monotonic_ns()
+        #: What calls MPI once it is compiled, what that begins with (nothing: Python calls), and when to ask for it.
+        self._loop: Loop | None = None
+        self._facts, self._pace = facts_of(MPI, communicator, tag, self._wake), new_pace()
+        self._lease, self._glance_ns = Lease(None), 0
+        self._compiled()  # loading takes as long as a rank waits for an answer
         self.offer = {"process": communicator.Get_rank()}
 
     def connect(self, offers: Mapping[int, Mapping[str, int]]) -> None:
@@ -94,15 +115,12 @@ class MpiCarrier(Wakeable):
 
     def receive(self, seconds: float | None) -> list[tuple[int, Any, list[Any]]]:
         """Wait for messages, so long at most, or until `wake`. Returns: rank, whom to answer (None: nobody), parts."""
-        until = None if seconds is None else time.monotonic() + seconds
-        while True:
-            if found := self._arrived():
-                return found
-            now = time.monotonic()
-            pause = self._pause(now)
-            left = pause if until is None else until - now
-            if left < 0 or self._is_woken(min(pause, left)):
+        until = math.inf if seconds is None else time.monotonic() + seconds
+        while not (found := self._arrived()):
+            left = until - time.monotonic()
+            if left < 0 or self._wait(int(1e9 * min(left, 1.0))):
                 return []
+        return found
 
     def close(self) -> None:
         """Give what is under way a moment to end. Once, when no thread uses it."""
@@ -110,6 +128,7 @@ class MpiCarrier(Wakeable):
         while self._under_way and time.monotonic() < until:
             self._arrived()
             time.sleep(LEAST_PAUSE_SECONDS)
+        self._lease.close()
         _given_up.extend(self._under_way)
         os.close(self._wake)
 
@@ -128,8 +147,8 @@ class MpiCarrier(Wakeable):
         return True
 
     def _begin(self, request: Any, process: int, data: NDArray[np.uint8], *, is_sent: bool) -> None:
-        self._busy_at = time.monotonic()
-        self._under_way.append(_UnderWay(request, process, data, self._busy_at, is_sent))
+        self._note_event()
+        self._under_way.append(_UnderWay(request, handle_of(MPI, request), process, data, is_sent))
 
     def _memory_for(self, nbytes: int) -> NDArray[np.uint8]:
         """Return memory for a message, of so many bytes at least: that of an earlier one which nobody has any more."""
@@ -165,11 +184,6 @@ class MpiCarrier(Wakeable):
 
     def _take_ended(self) -> list[_UnderWay]:
         """Take what MPI has ended out of what is under way, without what failed."""
-        if self._is_copying():
-            has_ended, until = self._under_way[0].request.Get_status, time.monotonic() + _CALLING_SECONDS
-            for _ in range(_MOST_CALLS):
-                if has_ended() or time.monotonic() > until:
-                    break
         ended: list[_UnderWay] = []
         rest: list[_UnderWay] = []
         for each in self._under_way:
@@ -178,26 +192,58 @@ class MpiCarrier(Wakeable):
             except MPI.Exception:  # too long, or its process has ended: as if it had not been sent
                 ended.append(each._replace(data=np.empty(0, np.uint8)))
         if ended:
-            self._under_way, self._busy_at = rest, time.monotonic()
+            self._under_way = rest
+            self._note_event()
         return ended
 
-    def _is_copying(self) -> bool:
-        """Return whether something has just begun to be sent or received."""
-        return bool(self._under_way) and time.monotonic() - self._under_way[-1].began < _COPYING_SECONDS
-
-    def _pause(self, now: float) -> float:
-        """Return how long to sleep before the next look: not at all while MPI copies."""
-        return 0.0 if self._is_copying() else min((now - self._busy_at) / 8, _MOST_PAUSE_SECONDS)
-
-    def _is_woken(self, seconds: float) -> bool:
-        """Sleep; return whether `wake` was called."""
-        if seconds < 1e-3:  # less than `poll` can
-            time.sleep(seconds)
-        if not self._poll.poll(int(1e3 * seconds)):
+    def _wait(self, most_ns: int) -> bool:
+        """Call MPI, and sleep, until something may have come or ended, or for so long; return whether until `wake`."""
+        pause, loop = int(self._pace[PAUSE]), self._compiled()
+        is_long = pause >= _LONG_PAUSE_NS
+        if (is_long or loop is None) and self._is_woken(min(pause, most_ns)):
+            return True
+        if loop is None or (is_long and not self._under_way):
+            is_copying = bool(self._under_way) and time.monotonic_ns() - self._event_ns < _COPYING_NS
+            self._pace[PAUSE] = LEAST_PAUSE_NS if is_copying else next_pause_ns(pause, 0, False)
+            self._call_plainly()
             return False
-        self._sleep_again()
-        self._busy_at = time.monotonic()
+        handles = np.array([each.handle for each in self._under_way], np.int64)
+        until_ns = time.monotonic_ns() + (0 if is_long else min(most_ns, _CALL_NS))
+        is_woken: bool = loop(self._facts, self._pace, handles, self._event_ns, until_ns) == WOKEN
+        if is_woken:
+            self._take_wake()
+        return is_woken
+
+    def _compiled(self) -> Loop | None:
+        """Return the loop that calls MPI; None until it is compiled."""
+        if self._loop is None and self._facts.size and (now := time.monotonic_ns()) >= self._glance_ns:
+            self._loop, self._glance_ns = CALL_MPI.glance(), now + _GLANCE_NS
+        return self._loop
+
+    def _call_plainly(self) -> None:
+        """Call MPI in Python, until the oldest request has ended, or failed."""
+        until = time.monotonic() + _CALLING_SECONDS
+        with contextlib.suppress(MPI.Exception):
+            for _ in range(_MOST_CALLS if self._under_way else 0):
+                if self._under_way[0].request.Get_status() or time.monotonic() > until:
+                    break
+
+    def _is_woken(self, nanoseconds: int) -> bool:
+        """Sleep; return whether `wake` was called."""
+        if nanoseconds < 1_000_000:  # less than `poll` can
+            time.sleep(nanoseconds / 1e9)
+        if not self._poll.poll(nanoseconds // 1_000_000):
+            return False
+        self._take_wake()
         return True
+
+    def _take_wake(self) -> None:
+        self._sleep_again()
+        self._pace[PAUSE] = LEAST_PAUSE_NS  # not called without a pause: whatever this rank keeps wakes it
+
+    def _note_event(self) -> None:
+        """A message began or ended."""
+        self._event_ns, self._pace[PAUSE] = time.monotonic_ns(), LEAST_PAUSE_NS
 
 
 #: Messages to and from ranks that have stopped: MPI may still read or write what they have.
