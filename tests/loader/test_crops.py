@@ -20,6 +20,7 @@ import pytest
 from tests.interpreters import Interpreters
 from tests.loader.pictures import CountedFolder, drawn
 
+from penstock import read_trace
 from penstock.errors import ConfigError
 from penstock.loader import Loader, LoaderConfig, pixels_on_disk, predict
 from penstock.loader.jobs_pixels import JobsCropDecoder, JobsPictureDecoder
@@ -40,8 +41,7 @@ from penstock.simulate import loading
 from penstock.store import job_memory
 from penstock.store.disk import DiskTier, disk_tiers
 from penstock.store.group import Bytes, Failed, Ids
-from penstock.trace import read_trace
-from penstock.trace.schema import Kind
+from penstock.trace.schema import JOBS_MEMORY, NO_PLACE, Kind
 
 COUNT, EPOCHS = 45, 7
 NORMALIZE = Normalize((0.4, 0.5, 0.6), (0.2, 0.3, 0.25))
@@ -286,9 +286,9 @@ def flip_bytes(folder: Path) -> None:
     [pytest.param((*FIXED, ToTensor()), "crops", marks=pytest.mark.slow), ((*RANDOM, ToTensor()), "decoded")],
 )
 def test_jobs_that_share_decode_each_picture_once_and_have_the_batches_of_each_alone(
-    alike: Path, transforms: Any, keep: str, monkeypatch: pytest.MonkeyPatch
+    alike: Path, tmp_path: Path, transforms: Any, keep: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So do the ranks of one of them."""
+    """So do the ranks of one of them. Their traces say who decoded which."""
     made, lock = Counter[int](), threading.Lock()
     decoder, name = (JobsCropDecoder, "_make") if keep == "crops" else (JobsPictureDecoder, "_decode")
     make: Any = getattr(decoder, name)
@@ -304,11 +304,25 @@ def test_jobs_that_share_decode_each_picture_once_and_have_the_batches_of_each_a
     expected = [batches_of(alike, transforms, "stored", **place) for place in places]
     monkeypatch.setattr(decoder, name, counting)
     monkeypatch.setattr(job_memory, "_PATIENCE_SECONDS", 60.0)
+    traces = [tmp_path / f"{number}.trace" for number in range(len(places))]
     with ThreadPoolExecutor(len(expected)) as pool:
-        jobs = [pool.submit(batches_of, alike, transforms, keep, **place, share="jobs") for place in places]
+        jobs = [
+            pool.submit(batches_of, alike, transforms, keep, **place, share="jobs", trace=path)
+            for place, path in zip(places, traces, strict=True)
+        ]
         assert [job.result() for job in jobs] == expected
 
     assert made == Counter(range(16))
+    decoded, decodes = Counter[int](), 0
+    for trace in map(read_trace, traces):
+        spans = trace.spans[trace.spans["kind"] == Kind.DECODE]
+        decodes += int(spans["samples"].sum())
+        assert set(spans["place"].tolist()) <= {NO_PLACE, JOBS_MEMORY}
+        for span in spans[spans["place"] == NO_PLACE]:
+            ids = trace.ids.get((int(span["rank"]), int(span["flow"])))
+            decoded.update([int(span["sample"])] if ids is None else ids.tolist())
+    assert decoded == made
+    assert decodes == 3 * 16 * EPOCHS
 
 
 @pytest.mark.parametrize(

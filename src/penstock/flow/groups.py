@@ -17,7 +17,7 @@ from penstock.flow.recorder import Recorder, Ring
 from penstock.flow.work import Brought, Decoder, Failed, Fetcher, Request
 from penstock.policy import Load, Move, OwnRead
 from penstock.policy.decisions import UNDECODED, UNREAD
-from penstock.trace.schema import AS_PLANNED, JOBS_MEMORY, NO_FLOW, NO_PEER, SOURCE, STAGING, Kind
+from penstock.trace.schema import AS_PLANNED, JOBS_MEMORY, NO_FLOW, NO_PEER, NO_PLACE, SOURCE, STAGING, Kind
 
 #: A Load of so many takes 50 ms or less as a rule, so that each takes 3 ms at most.
 QUICK_SAMPLES = 16
@@ -77,10 +77,12 @@ class GroupWork:
             data = parts
         # A read is noted where nothing of its group failed: looking through all of them is then spared.
         has_failed = sum(read.reads for read in own_reads) < len(rows) and _has_failed(data)
-        begin = self._clock()
-        failed = self.decode_fetched(self._decoder, load, data, arrays, at, has_failed=has_failed)
+        begin, shared = self._clock(), list[int]()
+        failed = self.decode_fetched(
+            self._decoder, load, data, arrays, at, has_failed=has_failed, shared=shared
+        )
         missed = [index for index, (why, _) in failed.items() if why == UNREAD]
-        self.record_decoded(ring, begin, load, missed, flow)
+        self.record_decoded(ring, begin, load, missed, flow, shared)
         return failed, own_reads
 
     def decode_fetched(
@@ -92,10 +94,11 @@ class GroupWork:
         at: Callable[[Any], None],
         *,
         has_failed: bool,
+        shared: list[int] | None = None,
     ) -> dict[int, tuple[int, Exception]]:
         """Decode what there is of the samples of a Load; return what failed, by index in it.
 
-        has_failed: whether some are `Failed`.
+        has_failed: whether some are `Failed`. shared: as of `Brought`.
         """
         rows, ids = load.rows, load.ids
         failed: dict[int, tuple[int, Exception]] = {}
@@ -109,33 +112,32 @@ class GroupWork:
             brought, data = data, [data[index] for index in had]
             brought.clear()  # as in `Engine._loaded`
         if rows:
-            wrong = decoder.decode(load, Brought(rows, ids, data), arrays, at)
+            wrong = decoder.decode(load, Brought(rows, ids, data, shared), arrays, at)
             failed |= {had[index]: (UNDECODED, error) for index, error in wrong}
             wrong.clear()
         return failed
 
-    def record_decoded(self, ring: Ring, begin: float, load: Load, missed: list[int], flow: int) -> None:
+    def record_decoded(
+        self, ring: Ring, begin: float, load: Load, missed: list[int], flow: int, shared: Sequence[int] = ()
+    ) -> None:
         """Record that a Load was decoded, but for samples that were missed, by index in it.
 
-        flow: that all of them came by, or NO_FLOW.
+        flow: that all of them came by, or NO_FLOW. shared: samples that the host's jobs had decoded: a group of their
+            own.
         """
-        ids = np.delete(load.ids, missed) if missed else load.ids
-        if not ids.size:
-            return
-        end = self._clock()
-        if ids.size > 1 and flow == NO_FLOW:  # not one group that was fetched together
-            flow = self._flow_of(ring, ids, load)
-        ring.record(
-            Kind.DECODE,
-            begin,
-            end,
-            int(ids[0]),
-            load.steps - 1,
-            load.epoch,
-            load.step,
-            samples=ids.size,
-            flow=flow,
-        )
+        ids, end = np.delete(load.ids, missed) if missed else load.ids, self._clock()
+        is_shared = np.isin(ids, shared) if shared else np.zeros(ids.size, bool)
+        for some, began, place in (
+            (ids[is_shared], begin if is_shared.all() else end, JOBS_MEMORY),
+            (ids[~is_shared], begin, NO_PLACE),
+        ):
+            if not some.size:
+                continue
+            its_flow = flow if some.size == ids.size else NO_FLOW
+            if some.size > 1 and its_flow == NO_FLOW:  # not one group that was fetched together
+                its_flow = self._flow_of(ring, some, load)
+            about = int(some[0]), load.steps - 1, load.epoch, load.step, place
+            ring.record(Kind.DECODE, began, end, *about, samples=some.size, flow=its_flow)
 
     def _brought(
         self,

@@ -178,23 +178,27 @@ class FetcherOver(ABC):
 
 
 class Brought(NamedTuple):
-    """Some rows of a batch to be decoded: of each, its sample and what the fetcher brought."""
+    """Some rows of a batch to be decoded: of each, its sample and what the fetcher brought.
+
+    shared: gets those of the ids whose pixels come from memory of the host's jobs; None: nobody asks.
+    """
 
     rows: Sequence[int]
     ids: NDArray[np.int64]
     data: Sequence[Any]
+    shared: list[int] | None = None
 
 
 def without_failed(brought: Brought) -> tuple[Brought, Sequence[int], list[tuple[int, Exception]]]:
     """Return those rows that were brought, their indices, and of the others index and error."""
-    rows, ids, data = brought
+    rows, ids, data, shared = brought
     had: Sequence[int] = range(len(rows))
     if isinstance(data, Pieces) or Failed not in set(map(type, data)):
         return brought, had, []
     failed = [(index, each.error) for index, each in enumerate(data) if isinstance(each, Failed)]
     had = [index for index in had if not isinstance(data[index], Failed)]
     return (
-        Brought([rows[index] for index in had], ids[list(had)], [data[index] for index in had]),
+        Brought([rows[index] for index in had], ids[list(had)], [data[index] for index in had], shared),
         had,
         failed,
     )

@@ -83,7 +83,7 @@ class CollatingDecoder:
         self, load: Load, brought: Brought, arrays: tuple[NDArray[Any], ...], at: Callable[[int], None]
     ) -> list[tuple[int, Exception]]:
         """Make the batch; see `Decoder`. All of its samples fail if the function does."""
-        rows, ids, data = brought
+        rows, ids, data, _ = brought
         if len(rows) < load.samples.size and not self._leaves_out:
             return []
         if not isinstance(rows, range):  # as where some come from a tier

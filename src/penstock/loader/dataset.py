@@ -301,7 +301,7 @@ class SampleDecoder:
         self, load: Load, brought: Brought, arrays: tuple[NDArray[Any], ...], at: Callable[[int], None]
     ) -> list[tuple[int, Exception]]:
         """Copy samples into their rows; see `Decoder`."""
-        rows, ids, data = brought
+        rows, ids, data, _ = brought
         failed: list[tuple[int, Exception]] = []
         if isinstance(rows, range) and self._store_columns(load, rows, data, arrays):
             return failed

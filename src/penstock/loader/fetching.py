@@ -228,16 +228,11 @@ class SourceFetcher:
         self, jobs: JobsOfHost, ids: Ids, into: Bytes, begins: Ids, request: Request
     ) -> Sequence[tuple[int, Exception]]:
         """Read the samples that no job has in memory; let the request know which of them one had."""
-        read_here = [ids[:0]]
 
         def read(some: Ids, into: Bytes, begins: Ids) -> Sequence[tuple[int, Exception]]:
-            read_here.append(some)
             return read_group(self._source, some, into, begins, request.at)
 
-        failed = jobs.memory.read_group(ids, into, begins, read)
-        if request.shared is not None:
-            request.shared.extend(ids[~np.isin(ids, np.concatenate(read_here))].tolist())
-        return failed
+        return jobs.memory.read_group(ids, into, begins, read, shared=request.shared)
 
     def _keep(self, request: Request, data: list[Any]) -> None:
         """Have each sample kept where it shall rest."""

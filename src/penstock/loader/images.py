@@ -46,7 +46,7 @@ class ImageGroup(NamedTuple):
     """Pictures that a thread brings into a slot.
 
     rows, ids, data: of each, its place in the batch, its sample, and what the fetcher brought. images: of the slot.
-    draws: of the batch. scratch: the thread's.
+    draws: of the batch. scratch: the thread's. shared: as of `Brought`.
     """
 
     load: Load
@@ -56,6 +56,7 @@ class ImageGroup(NamedTuple):
     images: NDArray[Any]
     draws: Draws
     scratch: Scratch
+    shared: list[int] | None = None
 
     def sample(self, index: int) -> int:
         """Return the sample of one of them."""
@@ -113,7 +114,7 @@ class ImageDecoder:
         self, load: Load, brought: Brought, arrays: tuple[NDArray[Any], ...], at: Callable[[int], None]
     ) -> list[tuple[int, Exception]]:
         """See `Decoder`."""
-        rows, ids, data = brought
+        rows, ids, data, shared = brought
         images, *labels = arrays
         draws = self._draws_of(load, load.epoch)
         failed: list[tuple[int, Exception]] = []
@@ -124,7 +125,7 @@ class ImageDecoder:
             data = [each[:end] for each, end in zip(data, ends, strict=True)]
             failed = self._write_masks(self._masks, rows, ids.tolist(), (data, masks), labels.pop(0), draws)
         wrong = {index for index, _ in failed}
-        group = ImageGroup(load, rows, ids, data, images, draws, self._scratch())
+        group = ImageGroup(load, rows, ids, data, images, draws, self._scratch(), shared)
         which: Sequence[int] = range(len(rows))
         if wrong:
             which = [index for index in which if index not in wrong]
@@ -141,7 +142,7 @@ class ImageDecoder:
         failed: list[tuple[int, Exception]] = []
         if not which:
             return failed
-        _, rows, _, data, images, draws, scratch = group
+        _, rows, _, data, images, draws, scratch, _ = group
         some_data, some_rows = data, rows
         if len(which) < len(rows):
             some_data, some_rows = [data[index] for index in which], [rows[index] for index in which]

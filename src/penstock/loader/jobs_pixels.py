@@ -38,7 +38,8 @@ class JobsCropDecoder(FinishingDecoder):
             begins = out[0].size * np.arange(len(some) + 1)
             make = partial(self._make, group, some)
             ids = group.ids[list(some)]
-            wrong = {place for place, _ in self._jobs.memory.read_group(ids, out.reshape(-1), begins, make)}
+            read = self._jobs.memory.read_group(ids, out.reshape(-1), begins, make, shared=group.shared)
+            wrong = {place for place, _ in read}
             done = [(index, out[place]) for place, index in enumerate(some) if place not in wrong]
             left += [some[place] for place in wrong]
             self._finish(group, done, failed)
@@ -79,7 +80,8 @@ class JobsPictureDecoder(ImageDecoder):
             sizes = np.array([3 * rows * columns for rows, columns in known.values()])
             into, ids = np.empty(int(begins[-1]), np.uint8), group.ids[list(known)]
             decode = partial(self._decode, group, known)
-            wrong = {place for place, _ in self._jobs.memory.read_group(ids, into, begins, decode, sizes)}
+            read = self._jobs.memory.read_group(ids, into, begins, decode, sizes, group.shared)
+            wrong = {place for place, _ in read}
             for place, (index, shape) in enumerate(known.items()):
                 if place not in wrong:
                     data[index] = into[begins[place] : begins[place] + sizes[place]].reshape(*shape, 3)

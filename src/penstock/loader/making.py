@@ -41,10 +41,10 @@ class MakingDecoder:
         self, load: Load, brought: Brought, arrays: tuple[NDArray[Any], ...], at: Callable[[int], None]
     ) -> list[tuple[int, Exception]]:
         """Make samples and copy them into their rows; see `Decoder`."""
-        rows, ids, data = brought
+        rows, ids, data, shared = brought
         with lending(self._source, ids, data):
             samples = self._fetcher.fetch(Request(ids, at, epoch=load.epoch))
-        made, had, failed = without_failed(Brought(rows, ids, samples))
+        made, had, failed = without_failed(Brought(rows, ids, samples, shared))
         wrong = self.decoder.decode(load, made, arrays, at) if had else []
         return failed + [(had[index], error) for index, error in wrong]
 

@@ -83,14 +83,23 @@ class JobMemory:
     def capacity_bytes(self) -> int:
         return int(self._memory.size)
 
-    def read_group(self, ids: Ids, into: Bytes, begins: Ids, read: Read, sizes: Ids | None = None) -> Failed:
+    def read_group(
+        self,
+        ids: Ids,
+        into: Bytes,
+        begins: Ids,
+        read: Read,
+        sizes: Ids | None = None,
+        shared: list[int] | None = None,
+    ) -> Failed:
         """Take samples from here, and have those read that are not; as `penstock.store.read_group`.
 
         sizes: int64[n], where they are others than `sizes_bytes`, which is then about what samples take. Whoever asks
-            for a sample gives the same.
+            for a sample gives the same. shared: gets the ids of those that were here.
         """
         group = _Group(ids, into, begins, self._sizes_bytes[ids] if sizes is None else sizes)
         failed, left = Failed(), self._not_taken(range(ids.size), group)
+        read_here = set[int]()
         deadline, pause = time.monotonic() + _PATIENCE_SECONDS, _LEAST_PAUSE_SECONDS
         while left:
             with self._locked(left, group) as (mine, others):
@@ -98,6 +107,7 @@ class JobMemory:
                 if not mine and time.monotonic() > deadline:
                     mine, others = others, []
                 if mine:
+                    read_here.update(mine)
                     wrong = read(ids[mine], into, np.append(begins[mine], begins[-1]))
                     failed += [(mine[index], error) for index, error in wrong]
                     not_read = {index for index, _ in failed}
@@ -107,6 +117,8 @@ class JobMemory:
                 time.sleep(pause)
                 pause = min(2 * pause, _MOST_PAUSE_SECONDS)
             left = others
+        if shared is not None:
+            shared += [sample for index, sample in enumerate(ids.tolist()) if index not in read_here]
         return sorted(failed, key=lambda each: each[0])
 
     def close(self) -> None:

@@ -22,7 +22,7 @@ class Kind(IntEnum):
     | `STEP`   | the consumer has batch (epoch, step) .. asks for the next | -1     | of batch | 0      | none |
     | `READ`   | one call that reads a group of samples                    | first  | count   | read    | origin |
     | `HIT`    | a group taken from a memory tier, start == end allowed    | first  | count   | taken   | origin |
-    | `DECODE` | the bytes of a group .. their places in the slot are filled | first | count  | see below | none |
+    | `DECODE` | the bytes of a group .. their places in the slot are filled | first | count  | see below | see below |
     | `SLOT`   | batch (epoch, step) wants a slot .. is granted one        | -1     | 0       | 0       | none |
     | `SAVE`   | a save begins to block the training .. no longer does     | -1     | 0       | of the state | none |
     | `WRITE`  | a piece of a snapshot is encoded and written .. is        | -1     | 0       | written | written to |
@@ -44,7 +44,8 @@ class Kind(IntEnum):
 
     Several steps of one size may be loaded together: they are ready at once. All spans but their `WAIT` and `STEP`
     name the first, and the `bytes` of `DECODE` are how many more steps were loaded with it: 0 where it was one,
-    and in traces of versions that did not say so.
+    and in traces of versions that did not say so. Its place is -2 where jobs of the host had decoded the samples, else
+    none.
 
     `flow` links what was done with the same bytes: the `READ` or `HIT` of a group and the `DECODE` of what it brought
     have the same number, and no other group of that rank has it. It is 0 where nothing is linked. Where it has the bit
