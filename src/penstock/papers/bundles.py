@@ -64,7 +64,7 @@ class NodeHits:
 
 
 def count_hits(
-    nodes: Sequence[int] = tuple(TABLE_1), cache_shares: Sequence[float] = CACHE_SHARES, *, seed: int = 0
+    nodes: Sequence[int] = tuple(TABLE_1), cache_shares: Sequence[float] = CACHE_SHARES
 ) -> list[NodeHits]:
     """Return the rows of Table 1, counted.
 
@@ -74,7 +74,7 @@ def count_hits(
     rows = []
     for count in nodes:
         for node in range(count):
-            own = own_subset(SUN397_SAMPLES, seed, node, count)
+            own = own_subset(SUN397_SAMPLES, 0, node, count)
             caches = [share_of(own.samples, share) for share in cache_shares]
             orders = FullShuffle(own.samples, own.seed), BundleShuffle(own.samples, own.seed)
             hits = [replayed_hit_shares(order, EPOCHS, caches) for order in orders]

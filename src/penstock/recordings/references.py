@@ -182,14 +182,14 @@ def read_references(
     return _from_txt(file, lines) if name == "txt" else _from_csv(file, lines, columns)
 
 
-def write_references(path: str | os.PathLike[str], references: References, kind: str | None = None) -> None:
+def write_references(path: str | os.PathLike[str], references: References) -> None:
     """Write an access sequence, complete or not at all.
 
-    kind: "txt" (objects alone), "csv" (time, id, size under a header) or "oracleGeneral"; None guesses by the name.
+    path: its name says the format: txt (objects alone), csv (time, id, size under a header) or oracleGeneral.
     Raises: ConfigError for another format, and times or sizes beyond the 32 bits that oracleGeneral has for them.
     """
     file = Path(path)
-    name = kind or _guess_format(file)
+    name = _guess_format(file)
     ids = references.ids.view(np.uint64) if len(references) and references.ids.min() < 0 else references.ids
     if name == "txt":
         data = "".join(f"{each}\n" for each in ids.tolist()).encode()
