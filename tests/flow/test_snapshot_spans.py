@@ -77,6 +77,12 @@ def test_what_fails_is_recorded_as_far_as_it_came() -> None:
     assert recorder.drain()["end"].tolist() == [2.0]
 
 
-def test_without_a_trace_nothing_is_recorded_and_nothing_costs() -> None:
-    with SnapshotSpans(None).span(Kind.WRITE, step=1) as add:
+def test_without_a_trace_nothing_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    spans = SnapshotSpans(None)
+
+    with spans.span(Kind.WRITE, step=1) as add:
         add(1)
+
+    assert not spans.has_file
+    assert not any(tmp_path.iterdir())
