@@ -564,12 +564,18 @@ class Communicator:
         self.tag += 1
         return MpiCarrier(self.own, self.tag, SAMPLE_BYTES)
 
-    def play(self, in_flight: int, seconds: float) -> int:
-        """MPI's own messages, of as many bytes as a request and an answer with samples have; waits are MPI's."""
-        answer = np.zeros((24 + SAMPLE_BYTES) * GROUP, np.uint8)
-        return self.ask(answer, in_flight, seconds) if not self.rank else self.answer(answer, in_flight)
+    def play(self, in_flight: int, seconds: float, *, makes_samples: bool = False) -> int:
+        """MPI's own messages, of as many bytes as a request and an answer with samples have; waits are MPI's.
 
-    def ask(self, answer: NDArray[np.uint8], in_flight: int, seconds: float) -> int:
+        makes_samples: join an answer of samples that lie in 51 MB of memory, and verify their checksums.
+        """
+        answer = np.zeros((24 + SAMPLE_BYTES) * GROUP, np.uint8)
+        if not self.rank:
+            return self.ask(answer, in_flight, seconds, makes_samples)
+        kept = np.random.default_rng(0).integers(0, 256, (KEPT, SAMPLE_BYTES), np.uint8)
+        return self.answer(answer, in_flight, kept if makes_samples else kept[:0])
+
+    def ask(self, answer: NDArray[np.uint8], in_flight: int, seconds: float, verifies: bool) -> int:
         """Return how many samples came; so many requests are on their way, and as many receives have begun."""
         places = [answer, *(answer.copy() for _ in range(in_flight - 1))]
         coming, request = [], bytearray(8 * GROUP)
@@ -584,20 +590,27 @@ class Communicator:
         while coming:
             came, place = coming.pop(0)
             came.Wait()
+            for sample in place[24 * GROUP :].reshape(GROUP, SAMPLE_BYTES)[: GROUP * verifies]:
+                checksum_of(sample)
             if time.perf_counter() < until:
                 count += GROUP
                 begin(place)
         self.own.Send([request, 0, self.mpi.BYTE], 1, 2)
         return count
 
-    def answer(self, answer: NDArray[np.uint8], in_flight: int) -> int:
-        """Answer until an empty request comes; that many answers may be on their way."""
-        status, request, going = self.mpi.Status(), bytearray(8 * GROUP), []
+    def answer(self, answer: NDArray[np.uint8], in_flight: int, kept: NDArray[np.uint8]) -> int:
+        """Answer until an empty request comes; that many answers may be on their way. kept: samples, or none."""
+        status, request, going, first = self.mpi.Status(), bytearray(8 * GROUP), [], 0
+        places = [answer, *(answer.copy() for _ in range(in_flight))]
         while True:
             self.own.Recv([request, len(request), self.mpi.BYTE], 0, 2, status)
             if not status.Get_count(self.mpi.BYTE):
                 break
-            going.append(self.own.Isend([answer, answer.size, self.mpi.BYTE], 0, 2))
+            if kept.size:
+                places = [*places[1:], places[0]]
+                np.concatenate(kept[first : first + GROUP], out=places[0][24 * GROUP :])
+                first = (first + GROUP) % KEPT
+            going.append(self.own.Isend([places[0], answer.size, self.mpi.BYTE], 0, 2))
             if len(going) == in_flight:
                 going.pop(0).Wait()
         self.mpi.Request.Waitall(going)
@@ -607,20 +620,24 @@ class Communicator:
 def compare_mpi(seconds: float, repeats: int) -> None:
     """Print on rank 0 what samples are fetched at, MPI's own messages, and what it takes to wait for some."""
     pipe = Communicator()
-    #: Of fetching, and of MPI's messages by how many are on their way.
-    rates: dict[int, list[float]] = {0: [], 1: [], IN_FLIGHT: []}
-    costs: dict[int, list[float]] = {each: [] for each in rates}
+    ways: dict[str, Callable[[], int]] = {
+        "alone": partial(pipe.play, 1, seconds),
+        "together": partial(pipe.play, IN_FLIGHT, seconds),
+        "bare": partial(pipe.play, IN_FLIGHT, seconds, makes_samples=True),
+    }
+    rates: dict[str, list[float]] = {way: [] for way in ("fetched", *ways)}
+    costs: dict[str, list[float]] = {way: [] for way in rates}
     for _ in range(repeats):
-        shelf = kept_samples() if pipe.rank else Nothing()
-        fetch = partial(ask_for_samples, pipe=pipe, shelf=shelf, carrier=pipe.new_carrier())
-        for in_flight in rates:
+        shelf, carrier = kept_samples() if pipe.rank else Nothing(), pipe.new_carrier()
+        fetch = partial(ask_for_samples, seconds, pipe, shelf, carrier, not pipe.rank)
+        for way in rates:
             exchanged(pipe, None)
             before = time.process_time()
-            count = pipe.play(in_flight, seconds) if in_flight else fetch(seconds, is_reader=not pipe.rank)
+            count = ways.get(way, fetch)()
             used = time.process_time() - before
             both = used + exchanged(pipe, used)
-            rates[in_flight].append(count * SAMPLE_BYTES / 1e6 / seconds)
-            costs[in_flight].append(1e3 * both / (rates[in_flight][-1] * seconds) if count else math.inf)
+            rates[way].append(count * SAMPLE_BYTES / 1e6 / seconds)
+            costs[way].append(1e3 * both / (rates[way][-1] * seconds) if count else math.inf)
     if pipe.rank:
         return
     waiting = pipe.new_carrier()
@@ -628,11 +645,12 @@ def compare_mpi(seconds: float, repeats: int) -> None:
     before = time.thread_time()
     waiting.receive(seconds)
     idle = (time.thread_time() - before) / seconds
-    fetched, alone, together = map(median, rates.values())
+    fetched, alone, together, bare = map(median, rates.values())
     print(
         f"{pipe.mpi.Get_library_version().split(chr(10))[0][:40]!r}: {GROUP} samples of 100 kB a request, {IN_FLIGHT} "
         f"requests on their way: {fetched:,.0f} MB/s; MPI alone {together:,.0f} MB/s, {alone:,.0f} with one on its way "
-        f"(ratios {fetched / together:.2f} and {fetched / alone:.2f}); CPU seconds a GB: "
+        f"(ratios {fetched / together:.2f} and {fetched / alone:.2f}); MPI, and samples that are joined and verified, "
+        f"{bare:,.0f} (ratio {fetched / bare:.2f}); CPU seconds a GB: fetched, one, {IN_FLIGHT}, joined and verified: "
         f"{', '.join(f'{median(each):.2f}' for each in costs.values())}; {100 * idle:.2f} % of a core while waiting"
     )
 
