@@ -208,15 +208,16 @@ def with_curves(disk: StorageClass, folder: Path, nbytes: int, threads: int) -> 
             tier.evict(np.array(samples))
 
     def read(tier: DiskTier, number: int) -> Iterator[int]:
-        samples, into = number * _CROPS + np.arange(_CROPS), np.empty(BATCH * nbytes, np.uint8)
+        # As in a run, whose batches pass through the caches in between, they have nothing of what is read to.
+        samples, into = number * _CROPS + np.arange(_CROPS), np.ones(_CROPS * nbytes, np.uint8)
         for sample in samples.tolist():
             tier.put(sample, content)
         order = np.random.default_rng(number).permutation(samples)
         while True:
             for first in range(0, _CROPS, BATCH):
                 some = order[first : first + BATCH]
-                assert not tier.read_group(some, into, nbytes * np.arange(BATCH + 1))
-                yield into.size
+                assert not tier.read_group(some, into, nbytes * np.arange(first, first + BATCH + 1))
+                yield BATCH * nbytes
 
     READ_SAMPLES.wait()
     reading, writing = (

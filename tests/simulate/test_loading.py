@@ -48,6 +48,21 @@ def run(
     return predict(Job(plan, sizes, on), limits=limits, step_seconds=step_seconds)
 
 
+def costing(monkeypatch: pytest.MonkeyPatch, **seconds: float) -> None:
+    """Have Loads, batches and what is written or kept take so much of a processor that is shared, or nothing."""
+    for module, name in (
+        (decisions, "LOAD_COST_SECONDS"),
+        (decisions, "BATCH_COST_SECONDS"),
+        (loading, "_READ_BYTE_SECONDS"),
+        (loading, "_WRITE_SECONDS"),
+        (loading, "_WRITE_BYTE_SECONDS"),
+        (loading, "_KEEP_SECONDS"),
+        (loading, "_KEEP_BYTE_SECONDS"),
+    ):
+        monkeypatch.setattr(module, name, seconds.pop(name.strip("_").lower(), 0.0))
+    assert not seconds, "none has that name"
+
+
 def test_one_reader_reads_one_sample_after_the_other() -> None:
     """Four samples of 100 bytes at 100 bytes/s: batches of two are whole at 2 s and 4 s; a step takes 0.5 s."""
     plan = AccessPlan(Sequential(4), 2, 1)
@@ -118,9 +133,10 @@ def test_threads_that_decode_share_the_processors_and_use_one_each_at_most(
 
 @pytest.mark.parametrize(("processors", "seconds"), [(1, 1.8e-3), (2, 1.8e-3), (np.inf, 0.0)])
 def test_a_load_takes_a_processor_beside_its_samples_where_that_is_shared(
-    processors: float, seconds: float
+    processors: float, seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Six batches of a sample that takes no decoding, one thread."""
+    costing(monkeypatch, load_cost_seconds=0.3e-3)
     limits = StagingLimits(slots=6, readers=2, decoders=1, undecoded_bytes=BIG)
     on = replace(machine(read=Curve(((1, 1e9),))), processors=processors)
 
@@ -366,10 +382,7 @@ def test_crops_on_a_disk_cost_their_read_in_place_of_decoding(
     Decoding takes a second each, once: 8 s; then a worker reads crops of 100 bytes from the disk, 0.5 s each. Where
     processors are known, a part of that is copying: it takes a processor, and the rest does not.
     """
-    monkeypatch.setattr(loading, "_READ_BYTE_SECONDS", copying_seconds / 100)
-    monkeypatch.setattr(loading, "_WRITE_SECONDS", 0.0)
-    monkeypatch.setattr(loading, "_WRITE_BYTE_SECONDS", 0.0)
-    monkeypatch.setattr(decisions, "LOAD_COST_SECONDS", 0.0)
+    costing(monkeypatch, read_byte_seconds=copying_seconds / 100)
     samples, epochs = 8, 3
     plan = AccessPlan(Sequential(samples), 1, epochs)
     limits = StagingLimits(slots=2, readers=1, decoders=1, undecoded_bytes=BIG)
@@ -425,9 +438,7 @@ def test_writing_to_a_disk_takes_a_processor_where_that_is_shared(
     processors: float, seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Decoding a sample takes a second, and so does writing one: three are decoded while others are written."""
-    monkeypatch.setattr(loading, "_WRITE_SECONDS", 0.4)
-    monkeypatch.setattr(loading, "_WRITE_BYTE_SECONDS", 0.6e-2)
-    monkeypatch.setattr(decisions, "LOAD_COST_SECONDS", 0.0)
+    costing(monkeypatch, write_seconds=0.4, write_byte_seconds=0.6e-2)
     limits = StagingLimits(slots=4, readers=1, decoders=1, undecoded_bytes=BIG)
 
     trace = written_to_a_disk(1, limits, preprocess=100.0, processors=processors, write=1e12)
@@ -460,14 +471,12 @@ def test_whole_pictures_are_made_and_written_when_they_are_first_decoded() -> No
     assert quick.stall_seconds == pytest.approx(4 * READ_PIXELS_SHARE, rel=1e-6)
 
 
-@for_each(
-    ("load_cost", "seconds"), [(0.05, 0.2), (0.15, 0.25)], ids=["memory waits longer", "a Load is longer"]
-)
-def test_what_a_load_costs_passes_while_others_have_the_memory(
-    load_cost: float, seconds: float, monkeypatch: pytest.MonkeyPatch
+@for_each(("load_cost",), [(0.0,), (0.05,), (1.0,)])
+def test_what_a_load_costs_leaves_the_memory_to_others_meanwhile(
+    load_cost: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Crops of 100 bytes, one a batch: 1,000 bytes/s are written to batches, by one thread or by two at once."""
-    monkeypatch.setattr(decisions, "LOAD_COST_SECONDS", load_cost)
+    costing(monkeypatch, load_cost_seconds=load_cost)
     limits = StagingLimits(slots=4, readers=1, decoders=2, undecoded_bytes=BIG)
     on = replace(machine(read=MEMORY, preprocess=1e9, tier_bytes=BIG), processors=2, decode_threads=2)
     on = replace(on, storage=(replace(on.storage[0], write=Curve.flat(1000.0)), on.storage[1]))
@@ -475,10 +484,34 @@ def test_what_a_load_costs_passes_while_others_have_the_memory(
     job = Job(AccessPlan(Sequential(4), 1, 2), np.full(4, 100), on, form=CropForm(100))
     spans = predict(job, limits=limits, step_seconds=0.0).spans
 
-    # They are used in the epoch in which they are made, too, where decoding takes as long as writing: 0.2 s.
+    # They are used in the epoch in which they are made, too, where decoding takes as long as writing: 0.2 s. Another
+    # 0.1 s passes while the other thread writes as well, for as much of its own time.
     used = np.sort(spans[spans["kind"] == Kind.DECODE], order="epoch")
-    expected = [0.2 + seconds] * 4 + [seconds] * 4
-    assert used["end"] - used["start"] == pytest.approx(expected, rel=1e-6)
+    seconds, others = used["end"] - used["start"], load_cost + np.repeat([0.2, 0.0], 4)
+    assert seconds == pytest.approx(others + 0.1 + 0.1 * (seconds - others) / seconds, rel=1e-6)
+
+
+@for_each(
+    ("costs", "processors", "expected"),
+    [
+        ({"batch_cost_seconds": 0.5}, 1, [6.5, 5.5]),
+        ({"batch_cost_seconds": 0.5}, 2, [4.5, 4.0]),
+        ({"keep_seconds": 0.2, "keep_byte_seconds": 1e-3}, 2, [5.2, 4.0]),
+        ({"batch_cost_seconds": 0.5, "keep_seconds": 0.5}, math.inf, [4.0, 4.0]),
+    ],
+    ids=["batches on the only processor", "batches beside decoding", "kept once", "unknown processors"],
+)
+def test_batches_and_samples_that_memory_keeps_take_a_processor_where_that_is_shared(
+    costs: dict[str, float], processors: float, expected: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four samples of 100 bytes, a batch each, a second to decode; memory keeps all from the first epoch on."""
+    costing(monkeypatch, **costs)
+    limits = StagingLimits(slots=4, readers=1, decoders=1, undecoded_bytes=BIG)
+    on = replace(machine(read=MEMORY, preprocess=100.0, tier_bytes=BIG), processors=processors)
+
+    first, second = run(AccessPlan(Sequential(4), 1, 2), on, np.full(4, 100), limits).epochs()
+
+    assert [first.stall_seconds, second.stall_seconds] == pytest.approx(expected, rel=1e-3)
 
 
 def test_a_disk_gets_a_copy_of_what_memory_keeps_and_is_read_in_turns_with_writing_it() -> None:

@@ -34,6 +34,7 @@ from penstock.policy.decisions import (
     COPY_STATE,
     COPY_TIER,
     ENTRY_ORIGIN,
+    ENTRY_REST,
     EXPECTED_ENTRIES,
     FIRST_FREE,
     FORM_EPOCHS,
@@ -125,7 +126,8 @@ READER_THREAD, DECODER_THREAD = 2, 3
 # using a kept sample leaves of it that is in memory, and one that was read from a disk; what reading that takes of a
 # processor, as bytes that are decoded meanwhile; of a step for each sample and byte; of one read on the
 # store's wire, for each client; when the first batch is asked for; what time it is; how many processors each rank has,
-# and seconds of one for each Load, for each sample that is written to a tier, and for each of its bytes.
+# and seconds of one for each Load, for each batch beside its Loads, for each sample that is written to a tier, and for
+# each of its bytes; and the same of a sample that is copied to memory which is written for the first time.
 (
     DECODE_BYTE,
     CROP_BYTE,
@@ -141,10 +143,13 @@ READER_THREAD, DECODER_THREAD = 2, 3
     NOW,
     PROCESSORS,
     LOAD_COST,
+    BATCH_COST,
     WRITE_COST,
     WRITE_BYTE_COST,
+    KEEP_COST,
+    KEEP_BYTE_COST,
     CLOCK_FLOATS,
-) = range(17)
+) = range(20)
 
 # Ranks: ints[rank + ASKS], and so on.
 (
@@ -210,7 +215,8 @@ ASKED, DUE, BEGUN, RANK_FLOAT_COLUMNS = range(4)
 # Floats of an actor: of its event; when its instruction began, and its reads from one place or its decoding; the bytes
 # of its read; of a wire: bytes of the first read that are to come, as of when, the latency of its reads, and how many
 # bytes are read in the time in which one is written; of processors: how long each that computes has done so if it
-# began at the start, as of when, and of a worker: at which such time it is through.
+# began at the start, as of when, and of a worker: at which such time it is through; and what keeping samples adds to
+# its Load.
 (
     TIME,
     BEGAN,
@@ -222,13 +228,14 @@ ASKED, DUE, BEGUN, RANK_FLOAT_COLUMNS = range(4)
     WRITE_BYTE,
     COMPUTED,
     THROUGH_AT,
+    KEEPING,
     ACTOR_FLOAT_COLUMNS,
-) = range(11)
+) = range(12)
 A_CONSUMER, A_WORKER, A_WIRE, ALL_PROCESSORS, A_WRITER = 0, 1, 2, 3, 4
 NOWHERE, GOES_AT_ONCE = -1, -2
-# Phases of a consumer, and of a worker; a writer has the first, FETCHING while its bytes flow, and DECODING while it
-# computes.
-STARTS, ASKING, WAITS, COMPUTES, RESTS, PREPARES = range(6)
+# Phases of a consumer, which TAKES a batch while it computes what that costs, and of a worker; a writer has the first,
+# FETCHING while its bytes flow, and DECODING while it computes.
+STARTS, ASKING, WAITS, TAKES, COMPUTES, RESTS, PREPARES = range(7)
 BEGINS, WAITING, FETCHING, SENDING, DECODING = range(5)
 # Columns of `reads`.
 FROM_STORE, FROM_TIER, FROM_PEER = 0, 1, 2
@@ -283,6 +290,8 @@ def run(s: State, c: Clock) -> int:
         else:
             return OVER
         now = g[NOW]
+        if w[actor + ROLE] == ALL_PROCESSORS:
+            actor = _end_of_work(w, g, actor, now)
         what, slot, count, seconds, receiver, worker = NOTHING, 0, 0, 0.0, -1, actor
         if w[actor + ROLE] == A_CONSUMER:
             rank = w[actor + RANK]
@@ -300,8 +309,6 @@ def run(s: State, c: Clock) -> int:
         else:
             if w[actor + ROLE] == A_WIRE:
                 worker = _end_of_read(w, g, actor, now)
-            elif w[actor + ROLE] == ALL_PROCESSORS:
-                worker = _end_of_work(w, g, actor, now)
             rank = w[worker + RANK]
             if w[worker + ROLE] == A_WRITER:
                 _write_on(c, rank, worker, now)
@@ -405,6 +412,11 @@ def _consume(s: State, c: Clock, rank: int, actor: int, now: float) -> int:
     at = w[rank + ASKS] % w[rank + RING]
     slot = w[w[rank + COMPLETE] + at]
     if slot < 0:
+        return freed
+    if w[actor + PHASE] != TAKES and g[BATCH_COST] > 0.0:
+        w[actor + PHASE] = TAKES
+        _take_out(w, g, actor)
+        _begin_work(w, g, w[rank + WIRES] + w[ORIGINS] * ACTOR_COLUMNS, actor, g[BATCH_COST], now)
         return freed
     w[w[rank + COMPLETE] + at] = -1
     w[rank + ASKS] += 1
@@ -556,6 +568,7 @@ def _begin_load(s: State, c: Clock, rank: int, at: int, now: float) -> None:
     code: int = w[w[rank + STEPS] + number % w[rank + RING]]
     nbytes, crops, own = 0, 0, 0
     w[worker + WRITES] = 0
+    c.floats[w[worker + ACTOR_FLOATS] + KEEPING] = 0.0
     for k in range(count):
         w[w[worker + ITEMS] + k] = m[at + k]
         sample, origin = m[at + count + k], m[at + 2 * count + k]
@@ -572,6 +585,8 @@ def _begin_load(s: State, c: Clock, rank: int, at: int, now: float) -> None:
             # Of those made together this epoch's is finished, too, and one that serves all epochs.
             crops += made_for != STAGING and (more > 0 or s.ints[decides + FORM_EPOCHS] == 0)
             _note_write(s, c, rank, worker, sample, origin, max(made_for, m[at + 3 * count + k]))
+            rest = m[m[at + 4 * count + k] + ENTRY_REST] if origin == STAGING else m[at + 3 * count + k]
+            _note_kept(s, c, rank, worker, sample, rest)
         if origin != STAGING:
             own += 1
         else:
@@ -689,11 +704,24 @@ def _go_on(s: State, c: Clock, rank: int, worker: int, now: float) -> bool:
     w[worker + PHASE] = DECODING
     g[w[worker + ACTOR_FLOATS] + SINCE] = now
     decoding, crop_bytes = w[worker + BYTES] * g[DECODE_BYTE], w[worker + CROPS] * w[CROP_BYTES]
-    # Several that write at once wait for memory: whoever does something else leaves it to the others.
-    finishing = max(g[LOAD_COST] + crop_bytes * g[CROP_ALONE], crop_bytes * g[CROP_BYTE])
+    others = g[LOAD_COST] + decoding + g[w[worker + ACTOR_FLOATS] + KEEPING]
+    seconds = _beside_others(others, crop_bytes * g[CROP_ALONE], crop_bytes * g[CROP_BYTE])
     processors = w[rank + WIRES] + w[ORIGINS] * ACTOR_COLUMNS
-    _begin_work(w, g, processors, worker, decoding + finishing, now)
+    _begin_work(w, g, processors, worker, seconds, now)
     return False
+
+
+def _beside_others(others: float, alone: float, together: float) -> float:
+    """Return what a Load takes of a processor that finishes crops, and does other things for so long.
+
+    Several that write at once wait for memory: a Load finishes its crops in `alone` seconds while nobody else does, and
+    in `together` while all do. These do something else, too, for the same part of their time t, so that
+    t = others + alone + (together - alone) * (t - others) / t.
+    """
+    more = max(0.0, together - alone)
+    most = others + alone + more
+    seconds: float = (most + max(0.0, most * most - 4.0 * more * others) ** 0.5) / 2.0
+    return seconds
 
 
 def _choose_read(s: State, c: Clock, rank: int, worker: int) -> None:
@@ -823,6 +851,20 @@ def _note_write(s: State, c: Clock, rank: int, worker: int, sample: int, origin:
         w[at] = sample
         w[at + most] = tier
         w[worker + WRITES] += 1
+
+
+def _note_kept(s: State, c: Clock, rank: int, worker: int, sample: int, rest: int) -> None:
+    """Count what it takes to copy a sample of a Load to memory that is to keep it. rest: the tier, or STAGING.
+
+    Of what a form has of pictures for more than one epoch, decoding them includes that.
+    """
+    w, g, nbytes = c.ints, c.floats, s.sizes[sample]
+    made_for = _made_for(s, w[rank + DECIDES], sample)
+    if made_for != STAGING:
+        rest = made_for if g[MORE_CROPS] == 0.0 else STAGING
+        nbytes = w[CROP_BYTES]
+    if rest != STAGING and w[_wire(w, rank, rest) + IS_WRITTEN] == 0:
+        g[w[worker + ACTOR_FLOATS] + KEEPING] += g[KEEP_COST] + nbytes * g[KEEP_BYTE_COST]
 
 
 def _write_behind(s: State, c: Clock, rank: int, worker: int, now: float) -> None:
