@@ -43,6 +43,7 @@ from penstock.policy.decode_split import HERE, DecodeSplit, Given
 from penstock.ranks.access import Address
 from penstock.ranks.decode_access import KEY
 from penstock.ranks.decode_server import DecodeServer
+from penstock.ranks.remote_peers import RemotePeers
 from penstock.store import ImageFolder, MemoryTier
 from penstock.trace.schema import SOURCE, STAGING
 
@@ -305,6 +306,55 @@ def test_a_server_that_is_gone_costs_time_alone(photos: Path, monkeypatch: pytes
     assert any(
         "127.0.0.1:1 does not answer: nobody listens; it is used once it does" in line for line in lines
     )
+
+
+class FewPeers:
+    """Two servers, of which news are given."""
+
+    ranks = (1, 2)
+
+    def __init__(self) -> None:
+        self.refused: dict[int, str] = {}
+        self.silent: list[int] = []
+
+    @property
+    def has_news(self) -> bool:
+        return bool(self.silent)
+
+    def take_news(self) -> list[tuple[int, None]]:
+        found, self.silent = self.silent, []
+        return [(place, None) for place in found]
+
+    def is_away(self, place: int) -> bool:
+        return True
+
+    def read(self, place: int, ids: Any) -> list[Any]:
+        raise AssertionError("nothing is asked of who is away")
+
+
+def test_a_server_that_does_not_answer_or_refuses_in_mid_run_is_reported_once() -> None:
+    peers, lines = FewPeers(), list[str]()
+    addresses = [Address("a", 7447), Address("b", 7447)]
+    servers = DecodeServers(cast("RemotePeers", peers), addresses, 10, (2, 2, 3), lines.append)
+
+    for silent, refused in (
+        ([], {}),
+        ([1], {}),
+        ([1], {}),
+        ([2], {2: "other data"}),
+        ([], {1: "another version"}),
+    ):
+        peers.silent = silent
+        peers.refused |= refused
+        for _ in range(2):
+            servers.give(1)
+
+    assert lines == [
+        "decode server a:7447 did not answer in time: what it was given is decoded here, and it is used again once it "
+        "answers",
+        "decode server b:7447 refuses: other data",
+        "decode server a:7447 refuses: another version",
+    ]
 
 
 def test_a_server_of_other_data_version_or_decoder_is_refused_in_one_line(

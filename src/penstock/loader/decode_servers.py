@@ -124,7 +124,7 @@ class DecodeServers:
     """The servers of a loader, and what is decoded where. Any thread may call anything.
 
     peers: the servers, as ranks 1, 2 and so on. addresses: of each. samples: of the data set. shape: of a crop.
-    report: gets a line about a server that refuses later.
+    report: gets a line about a server that refuses later, or did not answer in time, each once.
     """
 
     def __init__(
@@ -136,13 +136,15 @@ class DecodeServers:
         report: Callable[[str], None],
     ) -> None:
         self._peers, self.addresses, self._samples, self._shape = peers, addresses, samples, shape
-        self._report, self._reported = report, len(peers.refused)
+        self._report = report
         crop_bytes = math.prod(shape)
         self._most = max(1, MOST_ANSWER_BYTES // crop_bytes)
         together = min(self._most, _MOST_TOGETHER)
         self._counters = {place: _Counter(partial(peers.read, place), together) for place in peers.ranks}
         #: Guards what follows.
         self._lock = threading.Lock()
+        #: Servers of which it was reported that they refuse, or did not answer.
+        self._refused, self._lost = set(peers.refused), set[int]()
         self.split = DecodeSplit(len(addresses), crop_bytes / _RECEIVED_BYTES_PER_SECOND)
         #: By sample, what it was given with to this process; in the order of that.
         self._here: dict[int, Given] = {}
@@ -155,9 +157,9 @@ class DecodeServers:
 
     def give(self, samples: int) -> Given:
         """Choose where some samples are decoded: all of them, or the first few."""
-        if len(self._peers.refused) > self._reported:
-            self._report_refused()
         with self._lock:
+            has_changes = self._peers.has_news or len(self._peers.refused) > len(self._refused)
+            lines = self._changes() if has_changes else []
             now = time.monotonic()
             for sample, given in list(self._here.items()):
                 if now - given.began < _FORGOTTEN_SECONDS:
@@ -165,7 +167,27 @@ class DecodeServers:
                 self._end_here(sample, None)
             is_long = samples > self._most
             away = [place for place in self._peers.ranks if is_long or self._peers.is_away(place)]
-            return self.split.give(samples, now, away)
+            given = self.split.give(samples, now, away)
+        for line in lines:
+            self._report(line)
+        return given
+
+    def _changes(self) -> list[str]:
+        """Return lines about servers that refuse or did not answer, each once."""
+        refused = dict(self._peers.refused)
+        silent = {place for place, ids in self._peers.take_news() if ids is None}
+        lines = [
+            _refusal(self.addresses[place - 1], reason)
+            for place, reason in refused.items()
+            if place not in self._refused
+        ] + [
+            f"decode server {self.addresses[place - 1]} did not answer in time: what it was given is decoded here, and "
+            "it is used again once it answers"
+            for place in sorted(silent - self._lost - set(refused))
+        ]
+        self._refused |= set(refused)
+        self._lost |= silent
+        return lines
 
     def make(self, given: Given, epoch: int, ids: Ids) -> list[ServedCrop | None]:
         """Have a server decode samples for an epoch; None for what is not had."""
@@ -221,11 +243,6 @@ class DecodeServers:
 
     def close(self) -> None:
         self._peers.close()
-
-    def _report_refused(self) -> None:
-        for place in list(self._peers.refused)[self._reported :]:
-            self._report(_refusal(self.addresses[place - 1], self._peers.refused[place]))
-        self._reported = len(self._peers.refused)
 
 
 class ServedFetcher(SourceFetcher):
