@@ -16,7 +16,7 @@ of all or half of the pictures; their bytes, in the page cache, are printed.
 Then a disk keeps all, as stored and as pixels, and another run finds these: the page cache is warm, memory keeps 4 MiB,
 and batches are compared. The second epoch is not timed either, in which the last of what the first made is written; the
 first is, apart. Beside it stand what is predicted and, as no prediction has it, what the start takes: by how much the
-first epoch is longer than others where no disk keeps anything.
+first epoch is longer than others where no disk keeps anything, less what is predicted of that.
 
 Beside the ratio, and the first epoch, stands what is predicted (`Loader.predict`) from the rate of the plain path, from
 how fast threads finish crops that lie in memory: normalise them into a batch, and nothing else; and of a disk from how
@@ -327,6 +327,10 @@ def compare_on_disk(images: Path, transforms: tuple[Any, ...], keep: str, rounds
         )
     stored_rate = statistics.median(rate for rate, *_ in found["stored"])
     costs, predicted = finishing_curve(threads), dict[str, tuple[float, float]]()
+    plain_rate, plain_first = predicted_rates(
+        stored_rate, costs, None, images, transforms, "stored", OTHER_BYTES, threads
+    )
+    starts = [each - (count / plain_first - count / plain_rate) for each in starts]
     for form in ("stored", keep):
         with tempfile.TemporaryDirectory() as folder:
             disk, run = run_on(f"{folder}/{form}", form)
