@@ -59,7 +59,7 @@ def test_each_local_disk_and_each_cap_is_an_alternative_to_saving_directly(
     file: Path, capsys: Captured
 ) -> None:
     words = (file, *TRAINING, "--baseline-share", "83%", "--delta-share", "0.55", "--read", "800 MB/s")
-    found, _ = results(capsys, *words, "--encode", "1 GB/s", "--drain-cap", "none,100 MB/s")
+    found, _ = results(capsys, *words, "--encode", "200 MB/s", "--drain-cap", "none,100 MB/s")
 
     plan = SavePlan(
         range(1_000, 10_001, 1_000),
@@ -68,7 +68,7 @@ def test_each_local_disk_and_each_cap_is_an_alternative_to_saving_directly(
         60 * GB,
         baseline_share=0.83,
         delta_share=0.55,
-        encode_bytes_per_second=GB,
+        encode_bytes_per_second=0.2 * GB,
         read_bytes_per_second=0.8 * GB,
     )
     assert [(each["fast"], each["drain_bytes_per_second"]) for each in found] == [
