@@ -204,12 +204,35 @@ def test_a_key_without_a_field_is_bad_and_keys_that_lines_lack_are_named(
         assert row["reason"].endswith(
             ": 4 lacks 'json': add the member, or train with a default by optional="
         )
-    assert main(["check", "a.tar", "--fields", "txt,cls"]) == 0
+    for good in (["txt,cls"], ["txt,json,cls", "--optional", "json,cls"], ["all", "--optional", "json"]):
+        assert main(["check", "a.tar", "--fields", *good]) == 0
+    assert main(["check", "a.tar", "--fields", "all", "--optional", "txt"]) == 1
     capsys.readouterr()
+    for wrong, message in (
+        (["--fields", "all", "--optional", "text"], "optional has 'text'; fields are txt, json, cls"),
+        (["--optional", "json"], "--optional is of the members that --fields names"),
+    ):
+        assert main(["check", "a.tar", *wrong]) == 1
+        assert message in " ".join(capsys.readouterr().err.split())
     assert main(["check", "lines.jsonl"]) == 0
     assert "defaults by optional=: 'b' (1 line), 'c' (2 lines)" in " ".join(capsys.readouterr().out.split())
     assert main(["check", "lines.jsonl", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["lacking"] == {"b": 1, "c": 2}
+
+
+def test_lines_that_name_files_are_read_as_either_kind(
+    damaged: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("lines.jsonl").write_text('{"image": "photos/cat/001.jpg"}\n{"image": "photos/cat/005.jpg"}\n')
+
+    assert main(["check", "lines.jsonl", "--kind", "json-lines"]) == 0
+    for more in ([], ["--kind", "manifest"]):
+        assert main(["check", "lines.jsonl", "--write-skips", "bad.jsonl", "--overwrite", *more]) == 1
+        opened_by = "'lines.jsonl'" if not more else "Manifest('lines.jsonl')"
+        assert f"Loader({opened_by}, ..., skip='bad.jsonl')" in capsys.readouterr().out
+    assert main(["pack", "lines.jsonl", "out", "--to", "tar", "--kind", "json-lines"]) == 0
+    assert main(["check", "lines.jsonl", "--kind", "manifest", "--member", "jpg"]) == 1
+    assert "--kind is given with --member: leave one of them out" in capsys.readouterr().err
 
 
 def test_a_loader_leaves_out_what_is_listed(damaged: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.cli.options import check_folder
 from penstock.cli.output import Table, add_command, add_output_options, long_work, show
-from penstock.cli.source_options import add_fields, add_source, opened_samples, opening
+from penstock.cli.source_options import add_fields, add_source, opened_samples, opening, optional_of
 from penstock.errors import ConfigError
 from penstock.units import format_count, format_names
 
@@ -28,7 +28,7 @@ examples:
   penstock check photos/train
   penstock check "shards/train-{000..099}.tar" --write-skips bad.jsonl --json
   penstock check shards --member "jpg;png" --label json:class
-  penstock check shards --fields "jpg;png,seg.png,txt,json"
+  penstock check shards --fields "jpg;png,seg.png,txt,json" --optional txt
   penstock check s3://bucket/train --storage-options anon=true --storage-options endpoint_url=http://host:9000
 
 The exit status is 1 if a sample is bad, 130 after Ctrl-C.
@@ -69,7 +69,12 @@ def _run(options: argparse.Namespace) -> int:
     try:
         with long_work(f"checking {options.source}", len(source), "samples") as done:
             check_source(
-                source, decodes=not options.no_decode, found=found, keep=options.write_skips, done=done
+                source,
+                decodes=not options.no_decode,
+                optional=optional_of(options),
+                found=found,
+                keep=options.write_skips,
+                done=done,
             )
     except KeyboardInterrupt:
         _show(options, found, source)

@@ -18,6 +18,8 @@ _OF_SHARDS = {
     "sample": "column or feature that is the sample, in Parquet, Arrow, TFRecord, MDS and LitData",
     "label": 'member, column or feature that is the label, such as json:class; several with commas; "" takes none',
 }
+#: What a file of JSON lines may be read as, and the class of `penstock.store` that does so.
+_KINDS = {"manifest": "Manifest", "json-lines": "JsonLines"}
 
 
 def add_source(parser: argparse.ArgumentParser) -> None:
@@ -33,15 +35,29 @@ def add_source(parser: argparse.ArgumentParser) -> None:
     )
     for name, what in _OF_SHARDS.items():
         parser.add_argument(f"--{name}", metavar="NAME", help=what)
+    parser.add_argument(
+        "--kind",
+        choices=tuple(_KINDS),
+        help="read JSON lines as a table of files, or as samples themselves; the first line decides unless given",
+    )
 
 
 def opened_source(options: argparse.Namespace) -> Source:
     """Open what `add_source` was given. Raises: ConfigError for options that are none, or as `open_source`."""
-    from penstock.store import open_source
+    from penstock import store
 
-    return open_source(
-        options.source, storage_options=_storage_options(options), options=options_of_shards(options)
-    )
+    given, of_store = options_of_shards(options), _storage_options(options)
+    if options.kind is None:
+        return store.open_source(options.source, storage_options=of_store, options=given)
+    _refuse("kind", given)
+    opened: Source = getattr(store, _KINDS[options.kind])(options.source, storage_options=of_store)
+    return opened
+
+
+def _refuse(name: str, given: dict[str, Any]) -> None:
+    """Raise ConfigError where other options are given beside one of this name."""
+    if given:
+        raise ConfigError(f"--{name} is given with --{next(iter(given))}: leave one of them out")
 
 
 def add_fields(parser: argparse.ArgumentParser) -> None:
@@ -52,6 +68,11 @@ def add_fields(parser: argparse.ArgumentParser) -> None:
         help="members of tar shards that are looked at, such as jpg,txt,json, all decoded by their endings; "
         '"all" takes those that the first key has',
     )
+    parser.add_argument(
+        "--optional",
+        metavar="ENDING,...",
+        help="those of --fields that a key may lack, as where a training has a default for them by optional=",
+    )
 
 
 def opened_samples(options: argparse.Namespace) -> Source | TarSamples:
@@ -59,10 +80,16 @@ def opened_samples(options: argparse.Namespace) -> Source | TarSamples:
     from penstock.loader.tar_samples import TarSamples
 
     if options.fields is None:
+        if options.optional is not None:
+            raise ConfigError("--optional is of the members that --fields names: give --fields, too")
         return opened_source(options)
-    if given := options_of_shards(options):
-        raise ConfigError(f"--fields is given with --{next(iter(given))}: leave one of them out")
+    _refuse("fields", options_of_shards(options) | ({} if options.kind is None else {"kind": options.kind}))
     return TarSamples(options.source, _fields_of(options), storage_options=_storage_options(options))
+
+
+def optional_of(options: argparse.Namespace) -> list[str]:
+    """Return which fields of what `opened_samples` opens a sample may lack."""
+    return [] if options.optional is None else options.optional.split(",")
 
 
 def _fields_of(options: argparse.Namespace) -> list[str] | None:
@@ -89,6 +116,8 @@ def opening(options: argparse.Namespace) -> str:
     if getattr(options, "fields", None) is not None:
         fields = "" if _fields_of(options) is None else f", {_fields_of(options)!r}"
         return f"TarSamples({options.source!r}{fields})"
+    if options.kind is not None:
+        return f"{_KINDS[options.kind]}({options.source!r})"
     more = options_of_shards(options)
     return f"open_source({options.source!r}, options={more!r})" if more else repr(options.source)
 

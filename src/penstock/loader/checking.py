@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -43,6 +43,7 @@ def check_source(
     source: Source | TarSamples,
     *,
     decodes: bool = True,
+    optional: Collection[str] = (),
     found: SkipList | None = None,
     keep: Path | None = None,
     done: Callable[[int], None] = lambda samples: None,
@@ -54,11 +55,12 @@ def check_source(
     say; of numbers and arrays the bytes are read. `TarSamples` are checked with all their fields, and one that a key
     lacks is bad; the list is of their `source`. Keys that only some lines of JSON have are in `lacking` of the list.
 
-    decodes: False reads samples alone.
+    decodes: False reads samples alone. optional: fields of `TarSamples` that a key may lack.
     found: what an earlier check of the same source found, to continue from. It is updated batch by batch, so that it is
         right when this is interrupted.
     keep: a file to write it to, now and then and at the end. done: called with how many samples are checked.
-    Raises: ConfigError if `found` is of another source; DataError if the file cannot be written.
+    Raises: ConfigError if `found` is of another source, or for a field that there is not; DataError if the file cannot
+        be written.
     """
     stored: Source = below(source)
     found = SkipList.of(stored) if found is None else found
@@ -72,8 +74,11 @@ def check_source(
 
     kept, keys = clock(), _Keys(len(stored))
     looks: list[Look] = []
+    fields = source.fields if isinstance(source, TarSamples) else []
+    if wrong := next((name for name in optional if name not in fields), None):
+        raise ConfigError(f"optional has {wrong!r}; fields are {', '.join(fields) or 'of TarSamples alone'}")
     if isinstance(source, TarSamples):
-        looks.append(partial(_note_lacking, source, note))
+        looks.append(partial(_note_lacking, source, frozenset(optional), note))
     if not decodes:
         looks.append(partial(_read_alone, stored, reader_of(stored), note))
     elif (values := _values_of(source, keys)) is not None:
@@ -167,10 +172,11 @@ class _Keys:
         return {key: self._objects - count for key, count in self._counts.items() if count < self._objects}
 
 
-def _note_lacking(samples: TarSamples, note: Note, ids: list[int]) -> None:
-    """Note the keys that lack a field's member."""
+def _note_lacking(samples: TarSamples, optional: frozenset[str], note: Note, ids: list[int]) -> None:
+    """Note the keys that lack a field's member, but for fields that are optional."""
     for sample in ids:
-        if fields := " and ".join(map(repr, samples.lacking(sample))):
+        lacking = [field for field in samples.lacking(sample) if field not in optional]
+        if fields := " and ".join(map(repr, lacking)):
             name = samples.source.describe(sample)
             advice = "add the member, or train with a default by optional="
             note(DataError(f"{name} lacks {fields}: {advice}"), sample)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Unpack
 
 import numpy as np
@@ -105,11 +105,18 @@ class TarSamples(ReadSamples):
         part.source = source
         return part
 
+    @property
+    def fields(self) -> list[str]:
+        """The names of its fields."""
+        return self._names_of(self._members.wanted)
+
     def lacking(self, sample: int) -> list[str]:
         """Return the fields whose members the key of a sample does not have."""
         there = {member.field for member in self._members_of(sample)}
-        lacking = [field for field in self._members.wanted if field not in there]
-        return [name for field in lacking for name in self._paths.get(field, [field])]
+        return self._names_of(field for field in self._members.wanted if field not in there)
+
+    def _names_of(self, members: Iterable[str]) -> list[str]:
+        return [name for member in members for name in self._paths.get(member, [member])]
 
     def _members_of(self, sample: int) -> Iterator[Member]:
         return self._members.members_of(
