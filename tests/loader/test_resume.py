@@ -20,7 +20,7 @@ from tests.store.tfrecord_files import Feature, write_records
 from torch.utils.data import Subset
 
 from penstock.errors import ClosedError, ConfigError
-from penstock.loader import Loader, LoaderConfig, PackedDocuments, SourceSamples, TarSamples
+from penstock.loader import Loader, LoaderConfig, PackedDocuments, SourceSamples, TarSamples, mapped
 from penstock.loader.local_disk import fingerprint_of
 from penstock.loader.resume import describe_data
 from penstock.loader.transforms import (
@@ -686,6 +686,73 @@ def test_arguments_of_callables_are_compared_where_they_show_them_and_those_of_s
         pytest.raises(ConfigError, match=r"data\.indices"),
     ):
         other.load_state_dict(state)
+
+
+#: What `by_factor` refers to.
+FACTOR = 2
+
+
+def by_factor(sample: dict[str, Any]) -> dict[str, Any]:
+    return {"x": FACTOR * sample["x"]}
+
+
+def halved(sample: dict[str, Any]) -> dict[str, Any]:
+    return {"x": sample["x"] // 2}
+
+
+def by(factor: int, sample: dict[str, Any]) -> dict[str, Any]:
+    return {"x": factor * sample["x"]}
+
+
+def load_samples(function: Any = by_factor, **options: Any) -> Loader:
+    data = [{"x": np.arange(1 + number % 3)} for number in range(12)]
+    arguments: dict[str, Any] = {"padded": {"x": 0}, "optional": {"x": np.zeros(1, int)}, **options}
+    return Loader(mapped(data, function), batch_size=4, epochs=2, seed=0, report=None, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("was", "changes", "name"),
+    [
+        (
+            {},
+            {"padded": {"x": 1}},
+            r"samples.padded was \['x: Padding\(value=0.* and is \['x: Padding\(value=1",
+        ),
+        ({}, {"padded": None, "ragged": ["x"]}, r"samples.ragged was \[\] and is \['x'\]"),
+        ({}, {"optional": {"x": np.ones(1, int)}}, "samples.optional was"),
+        ({}, {"optional": None}, r"samples.optional was .* and is \[\] here"),
+        ({}, {"function": halved}, r"samples.functions was \['by_factor .* and is \['halved "),
+        (
+            {"function": partial(by, 2)},
+            {"function": partial(by, 3)},
+            r"samples.functions was \['partial .* and is \['partial",
+        ),
+    ],
+)
+def test_how_samples_are_made_and_joined_is_compared_where_a_state_says_it(
+    was: dict[str, Any], changes: dict[str, Any], name: str
+) -> None:
+    with load_samples(**was) as loader, load_samples(**{**was, **changes}) as other:
+        list(loader)
+        state = json.loads(json.dumps(loader.state_dict()))
+        with load_samples(**was, state=state) as again:
+            assert again.position == (1, 0)
+        with pytest.raises(ConfigError, match=f"state is of another run: .*{name}") as refused:
+            other.load_state_dict(state)
+        other.load_state_dict(state, allow=ast.literal_eval(str(refused.value).partition("allow=")[2]))
+
+    with load_samples(**{**was, **changes}) as other:
+        del state["samples"]  # as a Penstock wrote that did not compare these
+        other.load_state_dict(state)
+        assert other.position == (1, 0)
+
+
+def test_what_a_function_refers_to_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    with load_samples() as loader:
+        state = loader.state_dict()
+    monkeypatch.setattr("tests.loader.test_resume.FACTOR", 3)
+    with pytest.raises(ConfigError, match=r"samples.functions was \['by_factor"):
+        load_samples(state=state)
 
 
 def damaged() -> Sequence[tuple[Any, str]]:

@@ -235,7 +235,7 @@ def _values_of(
     pipeline = None
     if isinstance(source, Source):
         pipeline = pipeline_of(config, source, runs=False)
-    described = describe_run(plan, source, pipeline, data, mix=config.mix_images)
+    described = describe_run(plan, source, pipeline, data, config=config)
     return values | {"split": describe_object(plan.split)} | dict(flat_values(described))
 
 

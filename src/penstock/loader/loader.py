@@ -147,7 +147,7 @@ class Loader(Closeable):
             calls.one(f"trace {str(self._trace)!r}", partial(check_writable, self._trace))
         self._parts = parts = make_parts(self._agreed, setup, self._front_end, self._trace, self._report)
         self._loop = EpochLoop(parts)
-        self._state = RunState(self._agreed, setup, is_seed_drawn=self._config.seed is None)
+        self._state = RunState(self._agreed, setup, self._front_end, is_seed_drawn=self._config.seed is None)
         parts.engine.end_with(self)
         self._is_made = True
         if state is not None:

@@ -14,16 +14,18 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
 from functools import partial
 from importlib.metadata import version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xxhash
 from numpy.typing import ArrayLike
 
 from penstock.errors import ConfigError
+from penstock.flow.channel import Reducers
 from penstock.loader.dataset import MapDataset
 from penstock.loader.documents import PackedDocuments
-from penstock.loader.source_samples import OverSource
+from penstock.loader.row_code import code_of
+from penstock.loader.source_samples import Mapped, MappedWithDraws, OverSource
 from penstock.loader.transforms import Pipeline
 from penstock.loader.transforms.decoders import choose_decoder, decoder_versions
 from penstock.loader.transforms.foreign import Called
@@ -36,6 +38,9 @@ from penstock.store.mixing import Mixed
 from penstock.trace.trace import JSON
 from penstock.units import is_integer
 
+if TYPE_CHECKING:  # which imports this
+    from penstock.loader.config import LoaderConfig
+
 #: Of the state's own form.
 FORMAT = 1
 #: Raise it when the same plan, file and transforms give other pixels than before.
@@ -44,6 +49,8 @@ _PIXELS = 1
 _MOST_CHARACTERS = 400
 #: Positions of an order that are digested at a time; and epochs of one that its code or a list knows alone.
 _AT_ONCE, _EPOCHS = 1 << 20, 8
+#: What a state has of how samples of a data set become batches.
+_SAMPLES = "samples"
 #: By a decoder's name, that of its package where it is another.
 _PACKAGES = {"opencv": "opencv-python-headless"}
 
@@ -54,14 +61,17 @@ def describe_run(
     pipeline: Pipeline | None,
     data: dict[str, JSON] | None = None,
     draws_seed: int | None = None,
-    mix: Sequence[object] | None = None,
+    *,
+    config: LoaderConfig,
+    functions: Sequence[str] | None = None,
 ) -> dict[str, JSON]:
     """Return what fixes which samples each global step has, and their bits.
 
     pipeline: None for a data set, whose own code makes the samples: of it, kind, length and `indices` are known.
     data: of `describe_data`, where that was asked before.
     draws_seed: of the generators that a data set asks for, where it does.
-    mix: of `LoaderConfig`.
+    config: of which mix_images, optional, ragged and padded count here.
+    functions: of `describe_functions`; None where ranks are compared, whose functions may use their rank.
     """
     described: dict[str, JSON] = {
         "penstock": version("penstock"),
@@ -81,13 +91,38 @@ def describe_run(
             "seed": int(pipeline.seed),
             "dtype": pipeline.dtype,
             "layout": pipeline.layout,
-            **({} if mix is None else {"mix": [describe_object(step) for step in mix]}),
+            **(
+                {} if (mix := config.mix_images) is None else {"mix": [describe_object(step) for step in mix]}
+            ),
         }
         if pipeline.is_visual:
             described["pixels"] = describe_pixels()
-    elif draws_seed is not None:
+        return described
+    defaults = [f"{name}: {_describe_value(value)}" for name, value in (config.optional or {}).items()]
+    ragged = sorted(name for name, how in config.unequal.items() if how is None)
+    padded = sorted(f"{name}: {how!r}" for name, how in config.unequal.items() if how is not None)
+    of_samples = {"optional": sorted(defaults), "ragged": ragged, "padded": padded}
+    if functions is not None:
+        of_samples["functions"] = [*functions]
+    described[_SAMPLES] = {name: _shortened(values) for name, values in of_samples.items()}
+    if draws_seed is not None:
         described["draws"] = {"seed": int(draws_seed)}
     return described
+
+
+def describe_functions(data: Any, reducers: Reducers) -> list[str]:
+    """Return name and digest of each function that makes samples of a data set, the outermost first; see `code_of`.
+
+    reducers: how some types are pickled, in place of their own way.
+    """
+    if isinstance(data, Mixed):
+        return [each for source in data.sources for each in describe_functions(source, reducers)]
+    if isinstance(data, PackedDocuments):
+        return describe_functions(data.dataset, reducers)
+    if not isinstance(data, Mapped | MappedWithDraws):
+        return []
+    own = f"{name_of(data.function)} {code_of(data.function, reducers)}"
+    return [own, *describe_functions(data.source, reducers)]
 
 
 def describe_pixels() -> dict[str, JSON]:
@@ -121,6 +156,8 @@ def read_state(
     _check_allowed(allow, here)
     state = _checked(state)
     saved = dict(flat_values(state))
+    if _SAMPLES not in state:  # written by a Penstock that did not compare these
+        here = {name: value for name, value in here.items() if not name.startswith(f"{_SAMPLES}.")}
     differing = [name for name in here if not _is_same(saved.get(name), here[name])]
     refused = [
         name
@@ -241,6 +278,17 @@ def describe_object(step: Any) -> str:
 def _shortened(steps: list[str]) -> JSON:
     text = json.dumps(steps)
     return [*steps] if len(text) <= _MOST_CHARACTERS else xxhash.xxh3_128_hexdigest(text.encode())
+
+
+def _describe_value(value: Any) -> str:
+    """Return a default of `optional=` as it is written, or a digest of one that is an array or long."""
+    array = np.asarray(value) if hasattr(value, "__array__") else None
+    if array is None or array.dtype.kind not in "biufc":
+        text = repr(value)
+        return text if len(text) <= _MOST_CHARACTERS else xxhash.xxh3_128_hexdigest(text.encode())
+    digest = xxhash.xxh3_128()
+    add_array(digest, array)
+    return digest.hexdigest()
 
 
 def _describe_order(order: Order, epochs: int) -> JSON:

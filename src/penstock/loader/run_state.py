@@ -8,7 +8,8 @@ from typing import Any
 
 from penstock.errors import ConfigError
 from penstock.loader.agreeing import Agreed
-from penstock.loader.resume import describe_run, read_state, seed_of_state, write_state
+from penstock.loader.front_end import FrontEnd
+from penstock.loader.resume import describe_functions, describe_run, read_state, seed_of_state, write_state
 from penstock.loader.setup import Setup
 from penstock.trace.trace import JSON
 
@@ -16,8 +17,10 @@ from penstock.trace.trace import JSON
 class RunState:
     """Writes and reads states of one run. is_seed_drawn: whether nobody gave its seed."""
 
-    def __init__(self, agreed: Agreed, setup: Setup, *, is_seed_drawn: bool) -> None:
+    def __init__(self, agreed: Agreed, setup: Setup, front_end: FrontEnd, *, is_seed_drawn: bool) -> None:
         self._agreed, self._setup, self._is_seed_drawn = agreed, setup, is_seed_drawn
+        # Now, as in any process before its first batch: what a function keeps of its calls counts, too.
+        self._functions = describe_functions(setup.source, front_end.reducers)
 
     @cached_property
     def _described(self) -> dict[str, JSON]:
@@ -28,7 +31,8 @@ class RunState:
             setup.pipeline,
             agreed.data,
             setup.draws_seed,
-            agreed.config.mix_images,
+            config=agreed.config,
+            functions=self._functions,
         )
 
     def at(self, epoch: int, step: int) -> dict[str, Any]:
