@@ -24,6 +24,7 @@ from tests.store.web_server import serving
 from penstock.errors import ConfigError
 from penstock.loader import Loader, LoaderConfig, SourceSamples, TarSamples, mapped, opened, predict
 from penstock.loader.skips import BadSample, SkipList
+from penstock.plan import Explicit
 from penstock.policy import Scheduler
 from penstock.ranks import Ranks, alone
 from penstock.store import Arrays, FlatFolder, JsonLines
@@ -72,14 +73,26 @@ def test_bytes_are_read_once_for_all_epochs_if_that_is_asked_for_and_batches_sta
     assert most * SAMPLES <= source.reads.sum() <= most * SAMPLES + PROBES
 
 
-def test_ranks_and_jobs_of_a_host_read_each_sample_once_for_all() -> None:
+def by_field(samples: list[Any]) -> dict[str, np.ndarray]:
+    return {name: np.stack([sample[name] for sample in samples]) for name in samples[0]}
+
+
+@for_each("options", [{}, {"collate_fn": by_field}])
+def test_ranks_and_jobs_of_a_host_read_each_sample_once_for_all(options: dict[str, Any]) -> None:
     alone_ = epochs_of(SourceSamples(Counted(SAMPLES)).map(as_row))
 
     def part(ranks: Ranks, source: Counted, share: str, together: threading.Barrier) -> list[Any]:
         found = []
         of_rank = {"rank": ranks.rank, "world_size": ranks.size, "ranks": lambda: ranks}
         dataset = SourceSamples(source).map(as_row)
-        arguments = {"batch_size": 32, "epochs": EPOCHS, "seed": 3, "memory": "4 MB", "report": None}
+        arguments = {
+            "batch_size": 32,
+            "epochs": EPOCHS,
+            "seed": 3,
+            "memory": "4 MB",
+            "report": None,
+            **options,
+        }
         with (
             contextlib.ExitStack() as failing,
             Loader(dataset, share=share, **arguments, **of_rank) as loader,  # type: ignore[arg-type]
@@ -171,20 +184,52 @@ def test_files_that_are_mounted_over_the_network_stay_in_memory(
         assert any("to keep all samples for later epochs" in line for line in lines) is is_far
 
 
-def test_batches_that_a_function_makes_are_of_bytes_that_stay_in_memory_if_that_is_asked_for() -> None:
-    def joined(samples: list[Any]) -> np.ndarray:
-        return np.stack([sample["row"] for sample in samples])
+def joined(samples: list[Any]) -> np.ndarray:
+    return np.stack([sample["row"] for sample in samples])
 
-    reads, found = list[int](), list[Any]()
-    for options in ({}, {"policy": "frequency"}):
-        source = Counted(SAMPLES)
-        found.append(epochs_of(SourceSamples(source).map(as_row), collate_fn=joined, **options))
-        reads.append(source.reads.sum())
 
-    for one, other in zip(*found, strict=True):
+@for_each(
+    ("options", "most"),
+    [
+        ({}, EPOCHS),
+        ({"policy": "frequency"}, 1),
+        ({"local_disk": "disk"}, 1),
+        ({"share": "jobs"}, 1),
+        ({"readers": 3, "memory": "2 MB"}, 1),
+        ({"readers": 3, "policy": "staging"}, EPOCHS),
+    ],
+)
+def test_batches_that_a_function_makes_are_of_bytes_that_are_read_ahead_and_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], most: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    source = Counted(SAMPLES)
+    source.fingerprint = secrets.token_hex(8)
+    drawn = [np.random.default_rng(epoch).integers(SAMPLES, size=SAMPLES) for epoch in range(EPOCHS)]
+    for order in (True, Explicit(drawn, SAMPLES)):  # in which a batch has some samples twice
+        arguments: dict[str, Any] = {"collate_fn": joined, "shuffle": order}
+        expected_batches = epochs_of(SourceSamples(Counted(SAMPLES)).map(as_row), **arguments)
+        source.reads[:] = 0
+        found = epochs_of(SourceSamples(source).map(as_row), **arguments, **options)
+
+        for one, other in zip(found, expected_batches, strict=True):
+            np.testing.assert_array_equal(one, other)
+        assert source.reads.sum() <= most * SAMPLES + PROBES
+
+
+def test_a_function_gets_all_of_a_batch_of_which_memory_has_lost_a_sample() -> None:
+    dataset = SourceSamples(Counted(SAMPLES)).map(as_row)
+    arguments: dict[str, Any] = {"batch_size": 32, "seed": 3, "memory": "16 MB", "report": None}
+    arguments |= {"epochs": 2, "policy": "frequency", "collate_fn": joined}
+    expected_batches = epochs_of(dataset, **arguments | {"epochs": EPOCHS})[: 2 * 7]
+    with Loader(dataset, **arguments) as loader:
+        found = list(loader)
+        tier = next(iter(loader._parts.fetcher._tiers.values()))  # type: ignore[attr-defined]
+        tier.evict(np.arange(0, SAMPLES, 40))
+        found += list(loader)
+
+    for one, other in zip(found, expected_batches, strict=True):
         np.testing.assert_array_equal(one, other)
-    assert reads[0] >= EPOCHS * SAMPLES
-    assert reads[1] <= SAMPLES + PROBES
 
 
 class Held:
@@ -207,7 +252,6 @@ def test_what_a_data_set_keeps_of_a_sample_stays_what_it_was(tmp_path: Path) -> 
 @for_each(
     ("options", "beside", "message"),
     [
-        ({"collate_fn": len}, {"readers": 2}, "with collate_fn="),
         ({"cache": "rows"}, {"policy": "staging"}, 'with cache="rows"'),
         ({"workers": 2}, {"policy": "staging"}, "with workers=2"),
         ({"workers": 2}, {"policy": "frequency"}, "with workers=2"),
@@ -219,9 +263,7 @@ def test_what_has_the_data_set_read_by_itself_is_refused_beside_what_keeps_bytes
 ) -> None:
     samples = SourceSamples(Counted(SAMPLES))
 
-    with_disk: list[dict[str, Any]] = (
-        [] if {"collate_fn", "cache"} & options.keys() else [{"local_disk": "/tmp"}]
-    )
+    with_disk: list[dict[str, Any]] = [] if "cache" in options else [{"local_disk": "/tmp"}]
     for more in ({"share": "host"}, beside, *with_disk):
         with pytest.raises(ConfigError, match=f"the data set of Counted {message}"):
             LoaderConfig(samples, batch_size=2, epochs=1, **more, **options)

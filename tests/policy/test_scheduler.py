@@ -67,6 +67,7 @@ class Case:
     left: samples that the disk has from an earlier run. ranks: of which the first is run.
     drops: whether tiers drop what is used no more, and get what fits there of the other samples.
     together: samples that a reader reads from the source together. has_tiers: whether there are any.
+    loads_all: whether a Load is all of a step.
     """
 
     samples: int
@@ -93,6 +94,7 @@ class Case:
     drops: bool = False
     together: int = 0
     has_tiers: bool = True
+    loads_all: bool = False
 
     @property
     def plan(self) -> AccessPlan:
@@ -115,6 +117,7 @@ class FakeRuntime:
             case.decoders,
             case.undecoded_bytes,
             steps=case.steps,
+            loads_all=case.loads_all,
             read_together=case.together,
         )
         self.limits = limits
@@ -160,6 +163,8 @@ class FakeRuntime:
         self.tiers: dict[int, set[int]] = {1: set(), 2: set(self.left.tolist())}
         self.loaded: Counter[tuple[int, int]] = Counter()
         self.order: list[tuple[int, int]] = []
+        #: Of each batch, the Load that ended last, and what of it could not be had.
+        self.last: dict[int, tuple[Load, dict[int, int]]] = {}
         #: Everything it was told, as plain values.
         self.told: list[object] = []
 
@@ -261,6 +266,7 @@ class FakeRuntime:
             one_of = [FAST_SECONDS, 100 * SLOW_SECONDS]
             seconds = {origin: each and self.chance.choice(one_of) for origin, each in seconds.items()}
         reads = [OwnRead(origin, count, count * seconds[origin]) for origin, count in own.items()]
+        self.last[load.batch] = load, dict(failed)
         self.obey(self.scheduler.loaded(load, failed, reads, 0.0))
 
     def _fetch(self, sample: int, origin: int, rest: int) -> bool:
@@ -616,6 +622,39 @@ def test_bytes_in_passing_stay_within_their_bound_but_for_one_sample(case: Case)
                 passing = [*moving, *decoding.values()]
                 assert runtime.sizes[passing].sum() <= limit or len(passing) == 1
             runtime.let_go(runtime.take(epoch, step))
+
+
+@settings(max_examples=120)
+@given(cases, some_samples, some_samples, st.booleans())
+def test_where_a_load_is_a_whole_step_its_reads_find_space_and_what_a_tier_lost_is_in_it(
+    case: Case, lossy: frozenset[int], broken: frozenset[int], is_drawn_with_replacement: bool
+) -> None:
+    """Bytes of later steps stay until these are complete, and would leave the earliest none."""
+    order = None
+    if is_drawn_with_replacement:
+        chance = random.Random(case.seed)
+        drawn = [chance.choices(range(case.samples), k=case.samples) for _ in range(case.epochs)]
+        order = Explicit(drawn, case.samples)
+    runtime = FakeRuntime(replace(case, lossy=lossy, broken=broken, order=order, steps=1, loads_all=True))
+    most_bytes = int(max(runtime.sizes[batch].sum() for batch in local_batches(runtime.plan)))
+
+    def check(ready: Ready) -> None:
+        assert [row for row, each in enumerate(ready.samples.tolist()) if each in broken] == [*ready.failed]
+        if len(ready.failed) < ready.samples.size:
+            load, failed = runtime.last[ready.batch]
+            assert sorted({*load.rows, *ready.failed}) == [*range(ready.samples.size)]
+            assert {load.rows[index] for index in failed} <= {*ready.failed}
+        if case.epochs == 1 and order is None:  # else a later step may keep what the earliest has brought
+            passing = runtime.scheduler._ints[decisions.PASSING]
+            assert passing <= max(case.undecoded_bytes, runtime.sizes.max()) + most_bytes
+
+    runtime.run(check)
+    assert not runtime.bytes
+
+
+def local_batches(plan: AccessPlan) -> list[NDArray[np.int64]]:
+    steps = [(epoch, step) for epoch in range(plan.epochs) for step in range(plan.steps(epoch))]
+    return [plan.local_batch(0, *step) for step in steps]
 
 
 def runtime_of(seconds: float, **options: Any) -> FakeRuntime:

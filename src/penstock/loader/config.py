@@ -546,7 +546,6 @@ class LoaderConfig:
             return kind
         instead = {
             f'cache="{self.cache}"': self.cache is not None,
-            "collate_fn=": self.collate_fn is not None and (self.share, self.readers) != (None, None),
             f"workers={self.workers}": self.is_in_processes,
             "decoders=0": self.decoders == 0,
         }

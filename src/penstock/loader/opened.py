@@ -129,14 +129,14 @@ def open_source_of(config: LoaderConfig, calls: Calls, listed: Source | None = N
 def stored_for(config: LoaderConfig, dataset: MapDataset, calls: Calls) -> Source | None:
     """Return the source of a data set's samples, whose bytes the loader reads and keeps; None where the data set does.
 
-    It does so of bytes that are on other hosts, but for `collate_fn=`, and where an argument asks for it.
+    It does so of bytes that are on other hosts, and where an argument asks for it.
     Raises: ConfigError where one does and a sample is empty, which nothing can be kept of.
     """
     stored = stored_of(dataset)
     if stored is None or config.why_not_stored:
         return None
     asked = config.asks_for_stored
-    if not asked and (config.collate_fn or not any(_is_far(each, calls) for each in sources_in(stored))):
+    if not asked and not any(_is_far(each, calls) for each in sources_in(stored)):
         return None
     if stored.sizes_bytes.all():
         return stored

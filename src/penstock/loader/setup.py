@@ -519,6 +519,11 @@ def _read_bytes(draft: Draft) -> tuple[int, int]:
     samples, threads = draft.samples, draft.threads
     decoders = max(threads.decoders, threads.most_decoders)
     readers_bytes, own_bytes = draft.budget.read_bytes(decoders, in_place=samples.reads_in_place)
+    if draft.config.collate_fn is not None and threads.readers:
+        # The earliest step's come beside them; see `StagingLimits.loads_all`.
+        count = min(draft.opened.plan.max_local_batch(draft.rank), samples.sizes_bytes.size)
+        largest = np.partition(samples.sizes_bytes, -count)[-count:]
+        readers_bytes = max(1, readers_bytes - int(largest.sum()))
     return samples.stored_for(readers_bytes), own_bytes
 
 
@@ -608,8 +613,7 @@ def _threads(
     because = f"one per core ({cpu_reason})" if decoders is None else "as decoders= says"
     if config.is_in_processes:
         decoders, because = THREADS_A_PROCESS * int(config.workers), "as workers= says"
-    # What a function makes of all samples of a step is decoded at once: no reader has bytes of a part of them.
-    if source is None or config.collate_fn is not None:
+    if source is None:
         if decoders is None:
             because += ", more while they wait and more load faster, fewer where they wait for each other"
         # Its own code reads and decodes in one go: the threads may be as many as those that wait for a store.

@@ -107,9 +107,10 @@ def new_state(
     each = np.arange(ranks)
     numbers[:, d.RANK] = deciding
     numbers[:, d.PACE] = each * floats.size + costs.size
-    # Workers deal with no other ranks; and a disk may have all samples, so that none is read from the source.
+    # Workers deal with no other ranks; a disk may have all samples, so that none is read from the source; and a Load of
+    # all of a batch waits for what readers read of it.
     found = [ids for tiers_of in (held or {}).values() for ids in tiers_of.values()]
-    if not (gives or reads_peers or any(ids.size for ids in found)):
+    if not (gives or reads_peers or loads_all or any(ids.size for ids in found)):
         numbers[:, d.PROBES_LEFT] = _first_probes(costs, mean_bytes)
     numbers[:, d.HOLE_BYTES], lying = _where_samples_lie(extents, machine, mean_bytes)
     rows[:, : tiers + 2, d.PROBE] = 1

@@ -716,8 +716,12 @@ def loaded(s: State, rank: int, slot: int, count: int, seconds: float) -> None:
     """Take note that a Load of the places in the group is over after `seconds`; MARK tells what became of each."""
     m = s.ints
     _end_load(s, rank, slot, count, seconds)
+    is_again = False  # a Load that is all of a batch, and lacks what a tier could not give
     for k in range(count):
-        _place_loaded(s, rank, slot, m[m[rank + GROUP] + k], m[m[rank + MARKS] + k])
+        is_lost = m[m[rank + MARKS] + k] == UNREAD and m[m[m[rank + GROUP] + k] + PLACE_ORIGIN] > STAGING
+        is_again = is_again or (m[rank + LOADS_ALL] != 0 and is_lost)
+    for k in range(count):
+        _place_loaded(s, rank, slot, m[m[rank + GROUP] + k], m[m[rank + MARKS] + k], is_again)
     if m[slot + SLOT_MISSING] == 0:
         _end_slot(s, rank, slot)
 
@@ -728,7 +732,7 @@ def loaded_run(s: State, rank: int, slot: int, row: int, count: int, seconds: fl
     _end_load(s, rank, slot, count, seconds)
     place = m[slot + SLOT_PLACES] + row * PLACE_COLUMNS
     for _ in range(count):
-        _place_loaded(s, rank, slot, place, OK)
+        _place_loaded(s, rank, slot, place, OK, False)
         place += PLACE_COLUMNS
     if m[slot + SLOT_MISSING] == 0:
         _end_slot(s, rank, slot)
@@ -740,8 +744,8 @@ def _end_load(s: State, rank: int, slot: int, count: int, seconds: float) -> Non
     s.ints[slot + SLOT_RUNNING] -= count
 
 
-def _place_loaded(s: State, rank: int, slot: int, place: int, mark: int) -> None:
-    """Take note of what became of one place of a Load."""
+def _place_loaded(s: State, rank: int, slot: int, place: int, mark: int, is_again: bool) -> None:
+    """Take note of what became of one place of a Load. is_again: the Load is made again, all from the source."""
     m = s.ints
     entry, origin = m[place + PLACE_ENTRY], m[place + PLACE_ORIGIN]
     if mark == UNREAD and origin == SOURCE:
@@ -760,7 +764,9 @@ def _place_loaded(s: State, rank: int, slot: int, place: int, mark: int) -> None
     if mark == UNREAD and origin > STAGING:
         _lose(s, rank, origin, m[place + PLACE_SAMPLE])
         is_to_route = m[slot + SLOT_ABANDONED] == 0
-    if is_to_route:
+    if is_again and m[slot + SLOT_ABANDONED] == 0:
+        _offer(s, rank, place, SOURCE, -1)
+    elif is_to_route:
         _route(s, rank, place, True)
     else:
         _end_place(s, rank, slot, place, DONE if mark == OK else FAILED)
@@ -1013,6 +1019,10 @@ def _route(s: State, rank: int, place: int, is_second_choice: bool) -> None:
         if m[entry + ENTRY_STATE] == HERE:
             m[entry + ENTRY_HOLDERS] += 1
             _offer(s, rank, place, STAGING, entry)
+        elif _cannot_wait(s, rank, place, entry):
+            _offer(s, rank, place, m[entry + ENTRY_ORIGIN], -1)
+        elif m[rank + LOADS_ALL] != 0 and m[m[place + PLACE_SLOT] + SLOT_NUMBER] < m[entry + ENTRY_BATCH]:
+            _wait_before_others(s, rank, place, entry)
         else:
             _wait(s, rank, place, entry)
         return
@@ -1066,6 +1076,27 @@ def _route(s: State, rank: int, place: int, is_second_choice: bool) -> None:
             m[rank + EXPECTED_ENTRIES] += 1
     else:
         _queue(s, rank, entry)
+
+
+def _cannot_wait(s: State, rank: int, place: int, entry: int) -> bool:
+    """Return whether a worker reads an entry in the Load that a place is to be in, or in a later batch's.
+
+    Where Loads are whole batches, the place would wait for itself, or for what waits for it.
+    """
+    m = s.ints
+    is_whole = m[rank + LOADS_ALL] != 0 and m[entry + ENTRY_STATE] == WITH_WORKER
+    cannot: bool = is_whole and m[entry + ENTRY_BATCH] >= m[m[place + PLACE_SLOT] + SLOT_NUMBER]
+    return cannot
+
+
+def _wait_before_others(s: State, rank: int, place: int, entry: int) -> None:
+    """A place that a worker should have read waits for what a later batch has asked for, which is due for this one."""
+    m = s.ints
+    _wait_first(s, rank, place, entry)
+    m[entry + ENTRY_BATCH] = m[m[place + PLACE_SLOT] + SLOT_NUMBER]
+    if m[entry + ENTRY_STATE] == QUEUED:
+        _unqueue(s, rank, entry)
+        _line_up(s, rank, entry)
 
 
 def epochs_left(epochs: int, epoch: int, sample: int) -> int:
@@ -1290,7 +1321,7 @@ def _next_urgent(s: State, rank: int) -> int:
     while reads < most and count < m[rank + GROUP_SIZE] and entry >= 0 and m[entry + ENTRY_ORIGIN] == origin:
         sample = m[entry + ENTRY_SAMPLE]
         # What makes samples of what the source has may draw: it is told of one epoch.
-        if not _fits(s, rank, s.sizes[sample]) or (origin == SOURCE and _epoch_of(m, entry) != epoch):
+        if not _may_begin(s, rank, entry) or (origin == SOURCE and _epoch_of(m, entry) != epoch):
             break
         _begin_move(s, rank, entry, count)
         count += 1
@@ -1315,7 +1346,7 @@ def _with_others_from(s: State, rank: int, origin: int, most: int, count: int) -
     entry, left = m[rank + FIRST_URGENT], WINDOW
     while entry >= 0 and left > 0 and count < min(most, m[rank + GROUP_SIZE]):
         following = m[entry + ENTRY_AFTER]
-        if m[entry + ENTRY_ORIGIN] == origin and _fits(s, rank, s.sizes[m[entry + ENTRY_SAMPLE]]):
+        if m[entry + ENTRY_ORIGIN] == origin and _may_begin(s, rank, entry):
             _begin_move(s, rank, entry, count)
             count += 1
         entry = following
@@ -1351,7 +1382,7 @@ def _with_neighbours(s: State, rank: int, sample: int, epoch: int, count: int) -
                 and m[entry + ENTRY_ORIGIN] == SOURCE
                 and _epoch_of(m, entry) == epoch
                 and is_near(s, rank, near, unit, begin, end)
-                and _fits(s, rank, s.sizes[near])
+                and _may_begin(s, rank, entry)
             ):
                 _begin_move(s, rank, entry, count)
                 count += 1
@@ -1598,6 +1629,18 @@ def _group_size(s: State, rank: int, origin: int, sample: int) -> int:
     return most if seconds * most <= GROUP_SECONDS else max(1, int(GROUP_SECONDS / seconds))
 
 
+def _may_begin(s: State, rank: int, entry: int) -> bool:
+    """Return whether there is space for an entry of the urgent queue.
+
+    Where Loads are whole batches, there always is for the earliest one's: what is here of later ones stays until it is
+    complete, and goes only after it.
+    """
+    m = s.ints
+    if m[rank + LOADS_ALL] != 0 and m[m[entry + ENTRY_FIRST] + PLACE_SLOT] == m[rank + FIRST_SLOT]:
+        return True
+    return _fits(s, rank, s.sizes[m[entry + ENTRY_SAMPLE]])
+
+
 def _fits(s: State, rank: int, nbytes: int) -> bool:
     m = s.ints
     passing = m[rank + PASSING] - m[rank + GIFT_BYTES]
@@ -1737,10 +1780,15 @@ def _pass_on(s: State, rank: int, entry: int) -> None:
     if place < 0:
         _forget(s, rank, entry)
         return
-    m[entry + ENTRY_FIRST] = m[place + PLACE_NEXT]
-    if m[place + PLACE_NEXT] < 0:
+    m[entry + ENTRY_BATCH] = m[m[place + PLACE_SLOT] + SLOT_NUMBER]
+    own = entry
+    while place >= 0 and (own >= 0 or _cannot_wait(s, rank, place, entry)):
+        following = m[place + PLACE_NEXT]
+        _offer(s, rank, place, m[entry + ENTRY_ORIGIN], own)
+        place, own = following, -1
+    m[entry + ENTRY_FIRST] = place
+    if place < 0:
         m[entry + ENTRY_LAST] = -1
-    _offer(s, rank, place, m[entry + ENTRY_ORIGIN], entry)
 
 
 def _forget(s: State, rank: int, entry: int) -> None:

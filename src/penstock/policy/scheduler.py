@@ -19,7 +19,7 @@ Rules, in the order in which they win (the functions of `penstock.policy.decisio
 5. Readers that no staged batch needs fill the tiers in the order of first use, on at most half of the readers, so that
    an urgent move never finds all of them taken; a tier whose fills are slow does not hold up another's.
 6. Bytes in flight and bytes that were read and not yet decoded are bounded; decode workers take the earliest batch that
-   has work.
+   has work. Where they take it all at once, its own bytes always have space.
 7. A group takes a millisecond: one sample where a read takes that long, a whole batch where it takes microseconds.
 """
 
@@ -71,7 +71,8 @@ class StagingLimits:
         yet; one sample is always allowed.
     steps: of the plan that a slot has space for.
     own_bytes: that a decode worker reads by itself for one `Load`; one sample is always allowed.
-    loads_all: whether a `Load` takes all that a step has left: all of its samples where nothing else reads them.
+    loads_all: whether a `Load` takes all that a step has left, which comes from the source where a tier has lost some.
+        What is read for the earliest step is then beyond undecoded_bytes, if later ones have filled these.
     read_together: samples that a reader reads from the source together, as many as are queued: readers read all that
         comes from there, however fast that is, as they may have it decoded elsewhere. 0: nothing is.
     unwritten_bytes: of samples that wait to be written to a tier that is no memory; more are not kept there.
