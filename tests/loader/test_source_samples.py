@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -415,9 +416,80 @@ def test_lines_name_the_files_that_samples_are_made_of_and_errors_the_function(t
         assert any(named in line for line in lines)
         assert not any("Mapped" in line or "SourceSamples" in line for line in lines)
     with pytest.raises(
-        ConfigError, match=r"SourceSamples\.map\(with_length\) with collate_fn= reads by itself"
+        ConfigError, match=r"SourceSamples\.map\(with_length\) with workers=1 reads by itself"
     ):
-        batches(rows.map(with_length), readers=2, collate_fn=len)
+        batches(rows.map(with_length), readers=2, workers=1)
+
+
+class Answer:
+    """Answers for sample 5 with an error, with nothing, or with other keys."""
+
+    def __init__(self, how: str) -> None:
+        self.how = how
+
+    def of(self, sample: int) -> dict[str, int] | None:
+        if sample != 5:
+            return {"a": sample}
+        if self.how == "error":
+            raise ValueError("no fives")
+        return None if self.how == "nothing" else {"b": sample}
+
+    def __call__(self, sample: int, rng: np.random.Generator) -> dict[str, int] | None:
+        return self.of(sample)
+
+
+def answer(how: str, sample: int) -> dict[str, int] | None:
+    return Answer(how).of(sample)
+
+
+@for_each("how", ["error", "nothing", "other keys"])
+@for_each(
+    ("make", "code"),
+    [
+        (lambda how: partial(answer, how), answer),
+        (lambda how: Answer(how).of, Answer.of),
+        (Answer, Answer.__call__),
+        (lambda how: named_nowhere(how), None),
+    ],
+)
+def test_errors_of_a_function_of_samples_name_it_and_where_it_is(make: Any, code: Any, how: str) -> None:
+    function = make(how)
+    code = code or function
+    named = f"{__name__}.{code.__qualname__} ({__file__}:{code.__code__.co_firstlineno})"
+
+    for first in (0, 5):  # of which the structure is learnt
+        with pytest.raises(Exception) as caught:
+            batches(mapped([*range(first, 12)], function))
+        told = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
+        assert named in told
+
+
+def named_nowhere(how: str) -> Any:
+    return lambda sample: answer(how, sample)
+
+
+def test_a_function_that_changes_in_place_what_the_data_set_keeps_is_warned_about(tmp_path: Path) -> None:
+    def halved(sample: np.ndarray) -> np.ndarray:
+        sample //= 2
+        return sample
+
+    rows = np.arange(48).reshape(12, 4)
+    with pytest.warns(
+        RuntimeWarning, match=r"<locals>\.halved \(.* made other arrays when it was called twice"
+    ):
+        batches(mapped(list(rows), halved))
+    np.save(tmp_path / "rows.npy", rows)
+    for fresh in (
+        mapped(list(rows), lambda row: row // 2),
+        SourceSamples(Arrays(tmp_path / "rows.npy")).map(halved),
+    ):
+        batches(fresh)
+
+
+def test_a_builtin_is_named_without_a_place() -> None:
+    with pytest.raises(TypeError) as caught:
+        batches(mapped([{"a": 1}, {"a": 2}, 3], dict))
+    assert any("in builtins.dict, which map calls with" in note for note in caught.value.__notes__)
 
 
 def with_length(sample: Any, rng: np.random.Generator) -> int:
@@ -453,8 +525,8 @@ def test_what_is_for_bytes_alone_is_refused_of_text(tmp_path: Path) -> None:
         ({"keep": "crops"}, "data set"),
         ({"readers": 2}, "row 1 is empty, of which nothing can be kept"),
         (
-            {"share": "jobs", "collate_fn": len},
-            "the data set of ParquetFiles with collate_fn=, whose own code reads",
+            {"share": "jobs", "cache": "rows"},
+            'the data set of ParquetFiles with cache="rows", whose own code reads',
         ),
     ):
         with pytest.raises(ConfigError, match=message):

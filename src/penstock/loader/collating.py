@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from penstock.errors import ConfigError, DataError
 from penstock.flow.staging import ROW
 from penstock.flow.work import Brought
-from penstock.loader.asked import SampleCode
+from penstock.loader.asked import SampleCode, name_of_code
 from penstock.loader.global_draws import drawn_since, global_states
 from penstock.policy import Load
 
@@ -92,12 +92,12 @@ class CollatingDecoder:
         try:
             made = self._made_of(list(data), load.epoch, int(ids[0]))
             if made is None:
-                raise DataError(f"collate_fn {_name_of(self._collate)} returned None: return the batch")
+                raise DataError(f"collate_fn {name_of_code(self._collate)} returned None: return the batch")
         except Exception as error:
             named = ", ".join(map(str, ids[:_NAMED_SAMPLES]))
             more = f", ... {ids.size} in all" if ids.size > _NAMED_SAMPLES else ""
             error.add_note(
-                f"while collate_fn {_name_of(self._collate)} made a batch of samples {named}{more}"
+                f"while collate_fn {name_of_code(self._collate)} made a batch of samples {named}{more}"
             )
             return [(index, error) for index in range(len(rows))]
         self._made[load.slot] = made
@@ -121,7 +121,7 @@ class CollatingDecoder:
         """Return the batch; the same again, if it is asked for again before another one, as after Ctrl-C."""
         if slot < 0:
             raise ConfigError(
-                f"a batch without samples is asked for, and collate_fn {_name_of(self._collate)} makes batches of "
+                f"a batch without samples is asked for, and collate_fn {name_of_code(self._collate)} makes batches of "
                 "samples only: leave collate_fn out here"
             )
         kept = self._made
@@ -185,7 +185,3 @@ def _has_slots(kind: type) -> bool:
     """Whether objects of a class have parts that `vars` does not tell."""
     slots = kind.__dict__.get("__slots__", ())
     return not {slots} <= _TOLD if isinstance(slots, str) else not {*slots} <= _TOLD
-
-
-def _name_of(collate: Collate) -> str:
-    return getattr(collate, "__qualname__", type(collate).__qualname__)

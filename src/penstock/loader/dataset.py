@@ -23,7 +23,7 @@ from penstock.loader.global_draws import keeping_global_states
 from penstock.loader.optional import Defaults
 from penstock.loader.probing import from_first
 from penstock.loader.reused import Reused
-from penstock.loader.source_samples import describe_sample, kind_of
+from penstock.loader.source_samples import describe_sample, kind_of, made_by
 from penstock.loader.structure import learn_structure, unequal_advice
 from penstock.loader.unequal import Joined, Unequal
 from penstock.policy import Load
@@ -97,6 +97,10 @@ class DatasetFetcher:
     def describe(self, sample: int) -> str:
         return describe_sample(self.dataset, sample)
 
+    def made_by(self, sample: int) -> str:
+        """See `penstock.loader.source_samples.made_by`."""
+        return made_by(self.dataset, sample)
+
     def example(self, samples: Iterable[int], calls: Calls, *, on_error_raise: bool) -> tuple[int, Any]:
         """Return the first of some samples that can be had, with its number. calls: what it is fetched with.
 
@@ -154,9 +158,9 @@ class DatasetFetcher:
         if self._watched > 0 and len(samples) > 1:
             self._watched -= 1
             self._add(values, islice(following, 1), samples, make)
-            content = _content_of(values[0])
+            content = content_of(values[0])
         self._add(values, following, samples, make)
-        if content and content != _content_of(values[0]):
+        if content and content != content_of(values[0]):
             raise DataError(
                 f"{self.describe(samples[0])} changed after it was returned, while another sample was made: those of a "
                 "batch are there at once, so return arrays that are not written again, such as buffer.copy()"
@@ -206,7 +210,7 @@ class DatasetFetcher:
         """Nothing is held."""
 
 
-def _content_of(value: Any) -> list[bytes]:
+def content_of(value: Any) -> list[bytes]:
     """Return the bytes of a sample's arrays; none where they cannot be had."""
     try:
         leaves = learn_structure(value).leaves_of(value, "")
@@ -220,6 +224,11 @@ def copies_nothing(leaves: Sequence[Any], place: NDArray[Any]) -> bool:
     return False
 
 
+def made_by_itself(sample: int) -> str:
+    """Name no function that makes samples of a data set's."""
+    return ""
+
+
 class SampleDecoder:
     """A `Decoder` of samples that are made already: arrays and numbers in tuples, lists, mappings or dataclasses.
 
@@ -227,7 +236,8 @@ class SampleDecoder:
     are joined in arrays of their own; anything else (a path, a string) is handed over in a list. Batches have the
     structure that PyTorch's default_collate gives them.
 
-    example: a sample, and its number. describe: names one, in errors.
+    example: a sample, and its number. describe: names one, in errors. made_by: names the function that made it; "" for
+        none.
     as_array: turns a leaf into an array without a copy where it can.
     copy_leaves: copies leaves, all of one type, into an array that has a row for each, if it can at once and they are
         as this wants them; returns whether it did.
@@ -243,9 +253,10 @@ class SampleDecoder:
         copy_leaves: Callable[[Sequence[Any], NDArray[Any]], bool] = copies_nothing,
         unequal: Unequal = MappingProxyType({}),
         more: Sequence[Any] = (),
+        made_by: Callable[[int], str] = made_by_itself,
     ) -> None:
         sample, value = example
-        self._describe = describe
+        self._describe, self._made_by = describe, made_by
         self._copy_leaves = copy_leaves
         self._as_array = as_array
         self._first = describe(sample)
@@ -271,9 +282,10 @@ class SampleDecoder:
         )
         is_text = any(isinstance(leaf, str | bytes) for leaf in examples[0])
         if not any(self._is_array) and not any(self._joined) and not is_text:
+            by = f", which {name} made," if (name := made_by(sample)) else ""
             raise ConfigError(
-                f"{describe(sample)} is a {type(value).__name__} without any array, number or text: return at least "
-                "one, for example the label"
+                f"{describe(sample)}{by} is a {type(value).__name__} without any array, number or text: return at "
+                "least one, for example the label"
             )
         self.fields = tuple(placed) or (ROW,)
         #: The leaves that are not in the slot.
@@ -310,6 +322,8 @@ class SampleDecoder:
             try:
                 stored[row] = self._store(data[index], arrays, row, self._describe(sample))
             except Exception as error:
+                if by := self._made_by(sample):
+                    error.add_note(f"{by} made it")
                 failed.append((index, _noted(error, self._describe(sample))))
         if not all(self._is_array):
             self.beside.put_rows(load, list(stored), list(stored.values()))

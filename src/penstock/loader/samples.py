@@ -22,7 +22,7 @@ from penstock.loader.budget import MemoryBudget
 from penstock.loader.collating import CollatingDecoder
 from penstock.loader.config import HOSTS, JOBS, LoaderConfig
 from penstock.loader.crops import CropDecoder, CropFetcher, KeptCrops
-from penstock.loader.dataset import DatasetFetcher, MapDataset, SampleDecoder
+from penstock.loader.dataset import DatasetFetcher, MapDataset, SampleDecoder, content_of
 from penstock.loader.decode_servers import connect, served_by
 from penstock.loader.fetching import Near, SourceFetcher, located
 from penstock.loader.front_end import FrontEnd
@@ -43,6 +43,7 @@ from penstock.loader.probing import from_first, raise_interrupt
 from penstock.loader.processes import ProcessPlan
 from penstock.loader.ranks_memory import RanksMemory, Sharing
 from penstock.loader.rows import KeepingFetcher, RowPickler, row_bytes, warn_unless_same
+from penstock.loader.source_samples import stored_of
 from penstock.loader.transforms import Pipeline
 from penstock.loader.transforms.crops import CropPass
 from penstock.loader.transforms.joint import MaskPass
@@ -505,9 +506,16 @@ def samples_of_data_set(
         draws = draws or decoder.draws
     else:
         example = fetcher.example(probes, calls, on_error_raise=config.on_error == "raise")
+        _warn_of_changes_in_place(fetcher, *example, calls)
         more = _more_of(fetcher, [each for each in probes if each != example[0]], calls) if unequal else []
         decoder = SampleDecoder(
-            example, fetcher.describe, front_end.as_array, front_end.copy_leaves, unequal, more
+            example,
+            fetcher.describe,
+            front_end.as_array,
+            front_end.copy_leaves,
+            unequal,
+            more,
+            fetcher.made_by,
         )
         beside_bytes = decoder.beside_bytes
         if defaults:
@@ -554,6 +562,24 @@ def _warn_of_global_draws(who: str, whom: str, libraries: set[str]) -> None:
         RuntimeWarning,
         stacklevel=2,
     )
+
+
+def _warn_of_changes_in_place(fetcher: DatasetFetcher, sample: int, value: Any, calls: Calls) -> None:
+    """Warn where a function that makes samples changes what its data set keeps of one: a second call shows it.
+
+    value: what the first one returned.
+    """
+    by = fetcher.made_by(sample)
+    if not by or stored_of(fetcher.dataset) is not None or fetcher.global_draws:
+        return
+    before = content_of(value)
+    if any(content_of(again) != before for again in _more_of(fetcher, [sample], calls)):
+        warnings.warn(
+            f"{by} made other arrays when it was called twice for {fetcher.describe(sample)}: it changes in place what "
+            "the data set keeps, so that each epoch has other samples. Have it change a copy",
+            RuntimeWarning,
+            stacklevel=2,
+        )
 
 
 def _warn_of_collate_draws(libraries: set[str]) -> None:

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import ConfigError, DataError
-from penstock.loader.asked import NAMES, AskedDataset, InnerCode, asked_by, each_of, known
+from penstock.loader.asked import NAMES, AskedDataset, InnerCode, asked_by, each_of, known, name_of_code
 from penstock.loader.structure import as_json_leaf
+from penstock.loader.transforms.stages import describe
 from penstock.store import Numeric, Source
 from penstock.store.group import Bytes, Ids, read_group
 from penstock.store.labels import labels_of
@@ -96,6 +97,14 @@ def describe_sample(data: Any, sample: int) -> str:
     found = below(data)
     is_named = isinstance(found, Mixed) or (found is not data and isinstance(found, Source))
     return str(found.describe(sample)) if is_named else f"{kind_of(data)}[{sample}]"
+
+
+def made_by(data: Any, sample: int) -> str:
+    """Name the function that makes a sample of a data set; "" where the data set itself does."""
+    if isinstance(data, Mixed):
+        number, own = data.place_of(sample)
+        return made_by(data.sources[number], own)
+    return name_of_code(data.function) if isinstance(data, Mapped | MappedWithDraws) else ""
 
 
 class SourceSamples(ReadSamples):
@@ -233,10 +242,10 @@ class Mapped(OverSource):
         self._asked = AskedDataset(source)
 
     def __getitem__(self, sample: int) -> Any:
-        return self.function(self._asked.one(sample, {}))
+        return _called(self.function, self._asked.one(sample, {}), {})
 
     def __getitems__(self, samples: Sequence[int]) -> list[Any]:
-        return list(map(self.function, self._asked.several(samples, {})))
+        return [_called(self.function, sample, {}) for sample in self._asked.several(samples, {})]
 
 
 class MappedWithDraws(OverSource):
@@ -263,4 +272,13 @@ class MappedWithDraws(OverSource):
         return list(map(self._made, found, each_of(given, len(found))))
 
     def _made(self, sample: Any, given: Mapping[str, Any]) -> Any:
-        return self.function(sample, **self._code.arguments(given))
+        return _called(self.function, sample, self._code.arguments(given))
+
+
+def _called(function: Callable[..., Any], sample: Any, given: Mapping[str, Any]) -> Any:
+    """Return what a function makes of a sample; its error says which function that is."""
+    try:
+        return function(sample, **given)
+    except Exception as error:
+        error.add_note(f"in {name_of_code(function)}, which map calls with {describe(sample)}")
+        raise
