@@ -31,6 +31,7 @@ from penstock.loader.transforms import (
 )
 from penstock.loader.transforms.compiled import GROUP_KERNELS, KERNELS
 from penstock.loader.transforms.crops import CropPass
+from penstock.loader.transforms.group import Later
 from penstock.loader.transforms.memory import DecodeMemory
 
 NORMALIZE = Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -169,8 +170,14 @@ def test_crops_of_several_epochs_are_those_of_decoding_for_each_and_so_is_what_b
     pipeline = compile_pipeline([*PIPELINES[name], *tail], seed=5, dtype=dtype, layout=layout)
     crops, samples, epochs = CropPass(pipeline), np.arange(first, first + len(data)), range(3, 6)
     made = np.zeros((len(data), len(epochs), *crops.shape), np.uint8)
+    own, blocks = (
+        np.zeros((len(data), *crops.shape), np.uint8),
+        np.zeros((2 * len(data), *crops.shape), np.uint8),
+    )
+    later = Later(np.arange(len(blocks))[::-1].copy().reshape(-1, 2), blocks)
 
-    left = crops.make_group(arrays(data), samples.tolist(), epochs[0], list(map(list, made)), with_buffers())
+    left = crops.make_group(arrays(data), samples, epochs[0], own, with_buffers(), later)
+    made[:, 0], made[:, 1:] = own, blocks[later.rows]
 
     # Those whose crops lie within damage that none of them shows may be left.
     assert set(left) >= set(by_group(pipeline, data, samples, with_buffers())[1])
@@ -182,6 +189,14 @@ def test_crops_of_several_epochs_are_those_of_decoding_for_each_and_so_is_what_b
         for index in done:
             pipeline.run(data[index], expected[index], draws, index, Scratch())
         assert out.tobytes() == expected.tobytes()
+    # With the crops of this epoch written to the batch at once.
+    direct, batch = Later(later.rows, np.zeros_like(blocks)), pipeline.draw(epochs[0], samples)
+    rows, finished = range(len(data)), np.zeros((len(data), *pipeline.output_shape), pipeline.storage_dtype)
+    assert pipeline.run_group(arrays(data), finished, batch, rows, with_buffers(), direct) == left
+    assert not done or crops.finish_group([own[index] for index in done], out, done)
+    for index in done:
+        assert finished[index].tobytes() == out[index].tobytes()
+        assert direct.crops[later.rows[index]].tobytes() == blocks[later.rows[index]].tobytes()
 
 
 def jpeg(height: int = 40, width: int = 50, seed: int = 0, mode: str = "RGB", **options: Any) -> bytes:

@@ -38,7 +38,7 @@ def test_a_block_of_an_epoch_is_found_once_and_is_free_only_when_nobody_reads_it
     gc.collect()
     assert put(tier, 9, 4)
     assert not put(tier, 10, 4)
-    tier.forget(9, range(5))
+    tier.forget([9], range(5))
     assert put(tier, 10, 4)
     assert len(tier) == 2
 

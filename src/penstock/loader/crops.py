@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from penstock.loader.pictures import KeptPictures
 from penstock.loader.pixels_on_disk import PixelsOnDisks, with_spare
 from penstock.loader.ranks_memory import RanksMemory
 from penstock.loader.transforms.crops import Crop, CropPass
+from penstock.loader.transforms.group import NOTHING_LATER, Later
 from penstock.policy import Placement
 from penstock.policy.forms import CropForm
 from penstock.store.blocks import BlockTier
@@ -118,20 +119,6 @@ class CropFetcher(SourceFetcher):
         self._kept.tier.close()
 
 
-class _Making(NamedTuple):
-    """A sample whose crops are made.
-
-    member: its index in the group. later: the epochs after this one that get a crop; none where one serves all.
-    blocks: that are kept.
-    crops: where they go: of this epoch, then of the later ones.
-    """
-
-    member: int
-    later: range
-    blocks: list[int]
-    crops: list[Crop]
-
-
 class FinishingDecoder(ImageDecoder):
     """An `ImageDecoder` that can finish crops. crops: what makes, and finishes, those of its pipeline."""
 
@@ -153,27 +140,31 @@ class FinishingDecoder(ImageDecoder):
                 failed.append((index, self._located(error, group.sample(index))))
 
     def _not_made(
-        self,
-        group: ImageGroup,
-        which: Sequence[int],
-        crops: Sequence[Sequence[Crop]],
-        later: Sequence[Sequence[int]] = (),
+        self, group: ImageGroup, which: Sequence[int], crops: Crop, later: Later = NOTHING_LATER
     ) -> list[int]:
         """Make the crops of samples; return the places in `which` of those of which some part is damaged.
 
-        crops: of each, where those of this epoch and of later ones go. later: these; none where one serves all.
+        crops: uint8[samples, *shape], get those of this epoch. later: gets those of later ones.
         """
         if not which:
             return []
-        data, samples = [group.data[index] for index in which], [group.sample(index) for index in which]
-        left = self._crops.make_group(data, samples, group.load.epoch, crops, group.scratch)
+        some = list(which)
+        data, ids, epoch = [group.data[index] for index in some], group.ids[some], group.load.epoch
+        left = self._crops.make_group(data, ids, epoch, crops, group.scratch, later)
+        return self._not_made_alone(group, some, left, crops, later)
+
+    def _not_made_alone(
+        self, group: ImageGroup, which: Sequence[int], places: Sequence[int], crops: Crop, later: Later
+    ) -> list[int]:
+        """Make the crops of some one by one, as `_not_made`. places: in `which`, `crops` and `later`."""
         wrong = list[int]()
-        for place in left:
-            epochs = later[place] if later else ()
-            draws = [group.draws, *(self._draws_of(group.load, epoch) for epoch in epochs)]
-            row = group.rows[which[place]]
+        for place in places:
+            index, epoch = which[place], group.load.epoch
+            blocks = [block for block in later.rows[place].tolist() if block >= 0] if later.rows.size else []
+            draws = [self._draws_of(group.load, epoch + ahead) for ahead in range(1 + len(blocks))]
+            out = [crops[place], *(later.crops[block] for block in blocks)]
             try:
-                self._crops.make(data[place].data, draws, row, crops[place], group.scratch)
+                self._crops.make(group.data[index].data, draws, group.rows[index], out, group.scratch)
             except DataError:  # whether this epoch's crop is among what is damaged, decoding that alone says
                 wrong.append(place)
         return wrong
@@ -201,50 +192,69 @@ class CropDecoder(FinishingDecoder):
             else:
                 plain.append(index)
         self._finish(group, kept, failed)
+        make = self._make if self._kept.form.epochs else self._make_lasting
         for first in range(0, len(to_make), FRONTS):
             some = to_make[first : first + FRONTS]
             at(group.sample(some[0]))
-            plain += self._make(group, some, failed)
+            plain += make(group, some, failed)
         return failed + super()._write_images(group, sorted(plain), at)
+
+    def _make_lasting(
+        self, group: ImageGroup, which: list[int], failed: list[tuple[int, Exception]]
+    ) -> list[int]:
+        """Make the crops of some samples, which serve all epochs, keep and use them; return those that are damaged."""
+        kept, own = self._kept, np.empty((len(which), *self._crops.shape), np.uint8)
+        wrong = set(self._not_made(group, which, own))
+        done = [(index, own[place]) for place, index in enumerate(which) if place not in wrong]
+        self._finish(group, done, failed)
+        for index, crop in done:
+            sample = group.sample(index)
+            kept.disks.put(sample, crop)
+            if kept.is_kept[sample]:
+                kept.keep(sample, crop)
+        return [which[place] for place in wrong]
 
     def _make(self, group: ImageGroup, which: list[int], failed: list[tuple[int, Exception]]) -> list[int]:
         """Make the crops of some samples, keep those of later epochs and use this one's.
 
         Returns: the samples of which none is made, as there is no space or they are damaged.
         """
-        tier, epoch, is_lasting = self._kept.tier, group.load.epoch, not self._kept.form.epochs
-        own = np.empty((len(which), *self._crops.shape), np.uint8)
-        made, left = list[_Making](), list[int]()
-        for place, index in enumerate(which):
-            sample, later = group.sample(index), range(0)
-            if not is_lasting:
-                tier.forget(sample, range(epoch - self._kept.form.epochs, epoch + 1))
-                later = self._kept.epochs_from(sample, epoch)
-            is_for_disk = self._kept.disks.is_wanted(sample)
-            blocks = tier.take(0 if is_for_disk else 1 if is_lasting else len(later))
-            if not blocks and not is_for_disk:
+        tier, form, epoch = self._kept.tier, self._kept.form, group.load.epoch
+        samples: list[int] = group.ids[which].tolist()
+        tier.forget(samples, range(epoch - form.epochs, epoch + 1))
+        found = [
+            (index, sample, tier.take(len(self._kept.epochs_from(sample, epoch))))
+            for index, sample in zip(which, samples, strict=True)
+        ]
+        left = [index for index, _, blocks in found if not blocks]
+        made = [each for each in found if each[2]]
+        if not made:
+            return left
+        later = Later(np.full((len(made), form.epochs - 1), -1), tier.array)
+        for place, (_, _, blocks) in enumerate(made):
+            later.rows[place, : len(blocks)] = blocks
+        wrong = self._made(group, [index for index, *_ in made], later, failed)
+        for place, (index, sample, blocks) in enumerate(made):
+            if place in wrong:
+                tier.give_back(blocks)
                 left.append(index)
                 continue
-            kept = [tier.array[block] for block in blocks]
-            crops = kept if is_lasting and not is_for_disk else [own[place], *kept]
-            made.append(_Making(index, later[: len(blocks)], blocks, crops))
-        done = list[_Making]()
-        members, later_of, crops_of = (
-            [each.member for each in made],
-            [each.later for each in made],
-            [each.crops for each in made],
-        )
-        wrong = set(self._not_made(group, members, crops_of, later_of))
-        for place, making in enumerate(made):
-            if place in wrong:
-                tier.give_back(making.blocks)
-                left.append(making.member)
-            else:
-                done.append(making)
-        self._finish(group, [(making.member, making.crops[0]) for making in done], failed)
-        for index, later, blocks, crops in done:
-            if is_lasting:
-                self._kept.disks.put(group.sample(index), crops[0])
-            for block, each in zip(blocks, later or (None,), strict=bool(blocks)):
-                tier.keep(block, group.sample(index), each)
+            for ahead, block in enumerate(blocks, 1):
+                tier.keep(block, sample, epoch + ahead)
         return left
+
+    def _made(
+        self, group: ImageGroup, which: list[int], later: Later, failed: list[tuple[int, Exception]]
+    ) -> set[int]:
+        """Make crops of later epochs, and use those of this one; return the places in `which` of what is damaged."""
+        if self._pipeline.ends_in_group:  # those of this epoch go to the slot at once
+            data, rows = [group.data[index] for index in which], [group.rows[index] for index in which]
+            alone = self._pipeline.run_group(data, group.images, group.draws, rows, group.scratch, later)
+            own = np.empty((len(which) if alone else 0, *self._crops.shape), np.uint8)
+            wrong = set(self._not_made_alone(group, which, alone, own, later))
+        else:
+            alone = list(range(len(which)))
+            own = np.empty((len(which), *self._crops.shape), np.uint8)
+            wrong = set(self._not_made(group, which, own, later))
+        self._finish(group, [(which[place], own[place]) for place in alone if place not in wrong], failed)
+        return wrong

@@ -13,7 +13,7 @@ from penstock.loader.crops import FinishingDecoder
 from penstock.loader.images import FRONTS, ImageDecoder, ImageGroup, size_of
 from penstock.loader.jobs import JobsOfHost
 from penstock.loader.pictures import WholePictures
-from penstock.loader.transforms.crops import Crop, CropPass
+from penstock.loader.transforms.crops import CropPass
 from penstock.loader.transforms.geometry import pixel_bytes
 from penstock.store.group import Bytes, Failed, Ids
 
@@ -49,9 +49,11 @@ class JobsCropDecoder(FinishingDecoder):
         """Make the crops of samples; return those that are damaged."""
         members = {group.sample(index): index for index in which}
         some = [members[sample] for sample in ids.tolist()]
-        shape, size = self._crops.shape, int(np.prod(self._crops.shape))
-        crops: list[list[Crop]] = [[into[at : at + size].reshape(shape)] for at in begins[:-1].tolist()]
-        return Failed((place, _NOT_MADE) for place in self._not_made(group, some, crops))
+        crops = np.empty((len(some), *self._crops.shape), np.uint8)
+        wrong = self._not_made(group, some, crops)
+        for begin, crop in zip(begins.tolist(), crops, strict=False):
+            into[begin : begin + crop.size] = crop.reshape(-1)
+        return Failed((place, _NOT_MADE) for place in wrong)
 
 
 class JobsPictureDecoder(ImageDecoder):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -44,8 +43,9 @@ class BlockTier:
         self.arena = new_arena(count * block_bytes + _SPARE_BYTES)
         #: uint8[blocks, *shape]; None once closed.
         self._array: NDArray[np.uint8] | None = self.arena.array[: count * block_bytes].reshape(count, *shape)
-        #: Those that hold nothing. Appending and taking are one step each, in any thread.
-        self._free = deque(range(count))
+        #: Those that hold nothing; what was freed last is taken first, as the kernel has supplied its memory already.
+        #: Appending and taking are one step each, in any thread.
+        self._free = list(reversed(range(count)))
         #: By sample and epoch. Guarded by the lock while it changes.
         self._blocks: dict[tuple[int, int | None], int] = {}
         self._lock = threading.Lock()
@@ -69,7 +69,7 @@ class BlockTier:
         taken: list[int] = []
         try:
             while len(taken) < most:
-                taken.append(self._free.popleft())
+                taken.append(self._free.pop())
         except IndexError:  # no more
             pass
         return taken
@@ -106,10 +106,10 @@ class BlockTier:
         self._read[block] = weakref.ref(found, partial(self._end_reading, block))
         return found
 
-    def forget(self, sample: int, epochs: range) -> None:
-        """Free what was kept of a sample for epochs that are over, and was not wanted."""
+    def forget(self, samples: Sequence[int], epochs: range) -> None:
+        """Free what was kept of samples for epochs that are over, and was not wanted."""
         with self._lock:
-            blocks = [self._blocks.pop((sample, epoch), None) for epoch in epochs]
+            blocks = [self._blocks.pop((sample, epoch), None) for sample in samples for epoch in epochs]
         self._free.extend(block for block in blocks if block is not None)
 
     def close(self) -> None:

@@ -1,10 +1,11 @@
-"""The loop that decodes a group of JPEG files into rows of a batch slot.
+"""The loop that decodes a group of JPEG files into rows of a batch slot, and makes their crops of later epochs.
 
 It calls libjpeg-turbo by the addresses of its functions, so that a thread holds no interpreter's lock from the first
 header to the last pixel. Whatever is not plain is left to the one-picture form (`Pipeline.run`), which knows all kinds
 of files and says what is wrong with one.
 
-All rules are those of `jpeg` and `geometry`, compiled, and pixels are resampled by `kernels`: the bits are those of the
+The smallest region is decoded in which all crops of a file lie, once for each scale that they ask for. All rules are
+those of `jpeg` and `geometry`, compiled, and pixels are resampled by `kernels`: the bits are those of the
 one-picture form.
 """
 
@@ -31,8 +32,14 @@ _size_after, _is_resampled, _resized_to = _rules["size_after"], _rules["is_resam
 _choose_shrink, _region_of, _axes_of = _rules["choose_shrink"], _rules["region_of"], _rules["axes_of"]
 _most_taps, _scratch_bytes, _pixel_bytes = _rules["most_taps"], _rules["scratch_bytes"], _rules["pixel_bytes"]
 _numbers_of = _rules["numbers_of"]
+_resample_to_uint8 = resample_to("uint8")
 _next_frame, _is_cut_off, _read_frame = _headers["next_frame"], _headers["is_cut_off"], _headers["read_frame"]
 _claims_too_much, _is_for_turbojpeg = _headers["claims_too_much"], _headers["is_for_turbojpeg"]
+
+# Of the region that is decoded at one scale, in stored pixels: rows TOP to BOTTOM, columns LEFT to RIGHT.
+_TOP, _LEFT, _BOTTOM, _RIGHT, _SIDES = 0, 1, 2, 3, 4
+#: 1/1, 1/2, 1/4 and 1/8.
+_SCALES = 4
 
 # Structures of 8 and 16 bytes are passed as one and two words: see `turbojpeg.BY_ADDRESS`.
 _read_header_of = function_at(64, 64, 64)
@@ -191,6 +198,27 @@ def _offset_in(region: Any, box: Any, shrink: Any) -> Any:
     return 3 * ((box.top // shrink - region.top) * region.width + box.left // shrink - region.left)
 
 
+@entry
+def _crop_of(
+    rows: Any, columns: Any, steps: Any, keys: Any, epoch: Any, sample: Any, numbers: Any
+) -> tuple[Any, Any]:
+    """Return whether one pass makes the crop of a sample for an epoch, and its geometry."""
+    _draw(steps, keys, epoch, sample, numbers)
+    return _geometry_of(rows, columns, steps, numbers)  # type: ignore[no-any-return]
+
+
+@entry
+def _widen(regions: Any, shrink: Any, box: Any) -> None:
+    """Have the region at a scale hold a box. Regions are zeros at first."""
+    at = _SIDES * ((shrink > 1) + (shrink > 2) + (shrink > 4))
+    bottom, right = box.top + box.height, box.left + box.width
+    is_first = regions[at + _BOTTOM] == 0
+    regions[at + _TOP] = box.top if is_first else min(regions[at + _TOP], box.top)
+    regions[at + _LEFT] = box.left if is_first else min(regions[at + _LEFT], box.left)
+    regions[at + _BOTTOM] = max(regions[at + _BOTTOM], bottom)
+    regions[at + _RIGHT] = max(regions[at + _RIGHT], right)
+
+
 def _loop(resample: Any) -> Any:
     """Return the loop that ends in a loop of `kernels.resample_to`.
 
@@ -199,11 +227,14 @@ def _loop(resample: Any) -> Any:
     numbers: float64[...], scratch for what is drawn for a sample.
     pixels, scratch: uint8[...], the thread's buffers.
     parameters, channels_last: of `resample`.
-    files: int64[2, n], of each the address of the array object that holds it, and its row; overwritten: in front of the
-        first line, which ones were left. Among them may be decoded pictures, uint8[rows, columns, 3], C-contiguous.
-    samples: int64[batch], by row. epoch: of the draws.
+    files: int64[3, n], of each the address of the array object that holds it, its row, and its sample; overwritten: in
+        front of the first line, which ones were left. Among them may be decoded pictures, uint8[rows, columns, 3],
+        C-contiguous.
+    epoch: of the draws.
     out: [batch, *shape of a sample], written.
-    Returns: how many were left.
+    later: int64[n, most], of each the rows of `crops` where its crops of the epochs behind `epoch` go, below 0 behind
+        the last; int64[0, 0] for none. crops: uint8[*, height, width, 3] of the size of a sample, written.
+    Returns: how many were left. Some of their crops may be written.
     """
 
     @entry
@@ -218,56 +249,79 @@ def _loop(resample: Any) -> Any:
         parameters: Any,
         channels_last: Any,
         files: Any,
-        samples: Any,
         epoch: Any,
         out: Any,
+        later: Any,
+        crops: Any,
     ) -> Any:
-        count = 0
+        left, regions = 0, stack_zeros(np.int64, 16)  # _SCALES times _SIDES
         for k in range(files.shape[1]):
-            row, is_done = files[1, k], False
-            if 0 <= row < out.shape[0] and row < samples.size:
-                data = _bytes_of(files[0, k])
-                is_picture, rows, columns = _picture_of(files[0, k])
-                is_plain, header = _header_of(data)
-                if is_picture:
-                    is_plain = True
-                else:
-                    rows, columns = header.height, header.width
-                if is_plain:
-                    _draw(steps, keys, epoch, samples[row], numbers)
-                    is_one_pass, found = _geometry_of(rows, columns, steps, numbers)
+            data, row, sample, count = _bytes_of(files[0, k]), files[1, k], files[2, k], 1
+            while count <= later.shape[1] and 0 <= later[k, count - 1] < crops.shape[0]:
+                count += 1
+            is_picture, rows, columns = _picture_of(files[0, k])
+            is_done, header = _header_of(data)
+            if not is_picture:
+                rows, columns = header.height, header.width
+            is_done = (is_done or is_picture) and 0 <= row < out.shape[0]
+            found = _whole(rows, columns)
+            regions[:] = 0
+            for ahead in range(count):
+                if is_done:
+                    is_done, found = _crop_of(rows, columns, steps, keys, epoch + ahead, sample, numbers)
                     height, width = found.window.height, found.window.width
-                    shrink = 1 if is_picture else _choose_shrink(found)
-                    region = Box(0, 0, rows, columns) if is_picture else _region_in(header, found.box, shrink)
-                    decoded = data.ctypes.data if is_picture else pixels.ctypes.data
-                    size = _pixel_bytes(rows, columns) if is_picture else pixels.size
-                    across, down, taps, scratch_bytes = _passes_of(found, shrink)
                     is_done = (
-                        is_one_pass
+                        is_done
                         and height == (out.shape[1] if channels_last else out.shape[2])
                         and width == (out.shape[2] if channels_last else out.shape[3])
-                        and _pixel_bytes(region.height, region.width) <= size
-                        and scratch_bytes <= scratch.size
-                        and (is_picture or _decode(functions, handle, data, shrink, region, pixels))
                     )
-                    if is_done:
+                    _widen(regions, 1 if is_picture else _choose_shrink(found), found.box)
+            for scale in range(_SCALES):
+                shrink, at = 1 << scale, _SIDES * scale
+                top, left_edge = regions[at + _TOP], regions[at + _LEFT]
+                if not is_done or regions[at + _BOTTOM] == 0:
+                    continue
+                box = Box(top, left_edge, regions[at + _BOTTOM] - top, regions[at + _RIGHT] - left_edge)
+                region = Box(0, 0, rows, columns) if is_picture else _region_in(header, box, shrink)
+                decoded = data.ctypes.data if is_picture else pixels.ctypes.data
+                size = _pixel_bytes(rows, columns) if is_picture else pixels.size
+                is_done = _pixel_bytes(region.height, region.width) <= size and (
+                    is_picture or _decode(functions, handle, data, shrink, region, pixels)
+                )
+                for ahead in range(count):
+                    if count > 1:
+                        _, found = _crop_of(rows, columns, steps, keys, epoch + ahead, sample, numbers)
+                    if not is_done or (not is_picture and _choose_shrink(found) != shrink):
+                        continue
+                    across, down, taps, scratch_bytes = _passes_of(found, shrink)
+                    is_done = scratch_bytes <= scratch.size
+                    source, offset = (
+                        array_at(decoded, (size,), np.uint8),
+                        _offset_in(region, found.box, shrink),
+                    )
+                    stride, axes = 3 * region.width, (_plain(across), _plain(down))
+                    how = found.resampling
+                    if is_done and ahead == 0:
+                        target = out[row]
                         resample(
-                            array_at(decoded, (size,), np.uint8),
-                            _offset_in(region, found.box, shrink),
-                            3 * region.width,
-                            _plain(across),
-                            _plain(down),
-                            found.resampling,
+                            source,
+                            offset,
+                            stride,
+                            *axes,
+                            how,
                             taps,
                             scratch,
                             parameters,
-                            out[row],
+                            target,
                             channels_last,
                         )
+                    elif is_done:
+                        crop = crops[later[k, ahead - 1]]
+                        _resample_to_uint8(source, offset, stride, *axes, how, taps, scratch, (), crop, True)
             if not is_done:
-                files[0, count] = k
-                count += 1
-        return count
+                files[0, left] = k
+                left += 1
+        return left
 
     return decode
 

@@ -40,7 +40,7 @@ _OF_THREAD = ("int64[:]", "int64", "float64[:, :]", "uint64[:]", "float64[:]", "
 
 def _group_signature(out: str, *parameters: str) -> Signature:
     bound = (*_OF_THREAD, parameters)
-    group = ("int64[:, :]", "int64[:]", "int64", f"{out}[:, :, :, :]")
+    group = ("int64[:, :]", "int64", f"{out}[:, :, :, :]", "int64[:, :]", "uint8[:, :, :, :]")
     return Signature((*bound, "boolean", *group), results=("int64",))
 
 
@@ -68,9 +68,8 @@ def _writer_signature(out: str, *parameters: str) -> Signature:
     return Signature((parameters, "boolean", *_CROP, "int64[:, :]", f"{out}[:, :, :, :]"), results=("int64",))
 
 
-#: Crops that are kept: made, and written as SIGNATURES.
+#: Crops that are kept, written as SIGNATURES.
 CROP_SIGNATURES = {
-    "make_crops": Signature((*_OF_THREAD, *_CROP, "int64[:, :]", "int64", "int64[:, :]"), results=("int64",)),
     "crops_to_float32": _writer_signature("float32", "float32[:]", "float32[:]"),
     "crops_to_table": _writer_signature("uint16", "uint16[:, :]"),
     "crops_to_uint8": _writer_signature("uint8"),
@@ -82,9 +81,7 @@ CROP_KERNELS = {
         "penstock.loader.transforms._crop_kernels",
         name,
         signature,
-        "how crops are made by the group"
-        if name == "make_crops"
-        else f"how kept crops are used ({name.removeprefix('crops_to_')})",
+        f"how kept crops are used ({name.removeprefix('crops_to_')})",
         "they are dealt with one by one, more slowly,",
     )
     for name, signature in CROP_SIGNATURES.items()

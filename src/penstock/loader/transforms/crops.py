@@ -13,11 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import ConfigError
-from penstock.loader.transforms.compiled import CROP_KERNELS
 from penstock.loader.transforms.decoders import Picture
 from penstock.loader.transforms.draws import Draws
 from penstock.loader.transforms.geometry import Box, choose_shrink
-from penstock.loader.transforms.group import GroupPass
+from penstock.loader.transforms.group import NOTHING_LATER, GroupPass, Later
 from penstock.loader.transforms.jpeg import Encoded
 from penstock.loader.transforms.memory import Need
 from penstock.loader.transforms.pipeline import Pipeline
@@ -54,22 +53,23 @@ class CropPass:
         self._pipeline.prepare_crops()
         if makes:
             self._sink.prepare()
-            CROP_KERNELS["make_crops"].ask()
+            self._group.prepare()
 
     def make_group(
         self,
         data: Sequence[Crop],
-        samples: Sequence[int],
+        samples: NDArray[np.int64],
         epoch: int,
-        out: Sequence[Sequence[Crop]],
+        out: Crop,
         scratch: Scratch,
+        later: Later = NOTHING_LATER,
     ) -> list[int]:
         """Make the crops of some samples by one call; return the indices of those left to `make`.
 
-        data: of each sample, as stored. samples: their ids.
-        out: of each, where those go of `epoch` and the epochs after it, uint8[*shape]; at least one.
+        data: of each sample, as stored. samples: their ids. out: uint8[samples, *shape], those of `epoch`.
+        later: gets those of the epochs that follow.
         """
-        return self._group.make_crops(data, samples, epoch, out, scratch)
+        return self._group.run(data, out, samples, epoch, range(len(data)), scratch, later)
 
     def finish_group(self, crops: Sequence[Crop], out: NDArray[Any], rows: Sequence[int]) -> bool:
         """Do what follows to crops by one call; return whether that was done, and nothing is left to `finish`."""

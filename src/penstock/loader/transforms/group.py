@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.loader.transforms.compiled import CROP_KERNELS
-from penstock.loader.transforms.draws import Draws
 from penstock.loader.transforms.geometry import StepNumbers, numbers_of
 from penstock.loader.transforms.sink import Sink
 from penstock.loader.transforms.stages import Scratch
 from penstock.loader.transforms.turbojpeg import BY_ADDRESS
 from penstock.machine_code import Loop
+
+
+class Later(NamedTuple):
+    """Where the crops go that a group gets for the epochs behind its own.
+
+    rows: int64[samples, most], of each sample those of `crops`, one for each epoch in turn, below 0 behind the last.
+    crops: uint8[*, height, width, 3], C-contiguous, of the size that the steps end in.
+    """
+
+    rows: NDArray[np.int64]
+    crops: NDArray[np.uint8]
+
+
+NOTHING_LATER = Later(np.empty((0, 0), np.int64), np.empty((0, 0, 0, 0), np.uint8))
 
 
 class GroupPass:
@@ -36,57 +48,26 @@ class GroupPass:
         self,
         data: Sequence[NDArray[np.uint8]],
         out: NDArray[Any],
-        draws: Draws,
+        samples: NDArray[np.int64],
+        epoch: int,
         rows: Sequence[int],
         scratch: Scratch,
+        later: Later = NOTHING_LATER,
     ) -> list[int]:
         """Decode what is plain, and return the indices of the rest, of which nothing is known.
 
         The rest are whatever is no JPEG, or of another kind than the usual; damaged; larger than the thread's buffers,
         which the one-picture form enlarges; in need of two passes; and all until the loop is compiled.
 
-        data: of each sample, as stored: uint8[bytes], contiguous. rows: of each, its place in `out` and in the draws.
-        out: [batch, *shape of a sample], C-contiguous.
+        data: of each sample, as stored: uint8[bytes], contiguous. samples: their ids.
+        rows: of each sample, its place in `out`: [batch, *shape of a sample], C-contiguous.
+        later: gets crops of the epochs after `epoch`; of samples that are left, some may be written.
         Raises: TypeError for data that are no arrays.
         """
-        seen = out if self._sink.view is None else out.view(self._sink.view)
-        of_batch = draws.samples, draws.epoch, seen
-        return self._run(self._sink.group_loop(), self._sink.of_group, data, (rows,), of_batch, scratch)
-
-    def make_crops(
-        self,
-        data: Sequence[NDArray[np.uint8]],
-        samples: Sequence[int],
-        epoch: int,
-        crops: Sequence[Sequence[NDArray[np.uint8]]],
-        scratch: Scratch,
-    ) -> list[int]:
-        """Decode each of some samples once, and make its crops; return the indices of the rest, as `run`.
-
-        samples: of each, its id. crops: of each, where those of `epoch` and the next ones go, uint8[height, width, 3]
-        of one size, C-contiguous; at least one. Of those that are left, some may be written.
-        """
-        height, width, _ = crops[0][0].shape
-        targets = np.zeros((len(crops), max(map(len, crops))), np.int64)
-        for row, each in enumerate(crops):
-            targets[row, : len(each)] = list(map(id, each))
-        about = samples, list(map(len, crops))
-        loop = CROP_KERNELS["make_crops"].ask()
-        return self._run(loop, (height, width), data, about, (epoch, targets), scratch)
-
-    def _run(
-        self,
-        loop: Loop | None,
-        bound: tuple[Any, ...],
-        data: Sequence[NDArray[np.uint8]],
-        about: Sequence[Sequence[int]],
-        of_group: tuple[Any, ...],
-        scratch: Scratch,
-    ) -> list[int]:
-        """Call a loop. bound, of_group: its arguments before and behind `files`. about: all lines of these but one."""
         data = list(data)  # of `Pieces`, arrays that stay until the loop is through
         if set(map(type, data)) != {np.ndarray}:
             raise TypeError("data must be arrays: their addresses are taken from them")
+        loop = self._sink.group_loop()
         if (
             loop is None
             or scratch.decoders.turbo is None
@@ -95,9 +76,11 @@ class GroupPass:
         ):
             return list(range(len(data)))
         # Whoever calls keeps the arrays; what an array's object tells, the loop reads by itself.
-        files = np.array((list(map(id, data)), *about))
+        files = np.empty((3, len(data)), np.int64)
+        files[0], files[1], files[2] = list(map(id, data)), rows, samples
+        seen = out if self._sink.view is None else out.view(self._sink.view)
         try:
-            count = self._call(loop, bound, scratch)(files, *of_group)
+            count = self._call(loop, self._sink.of_group, scratch)(files, epoch, seen, *later)
         finally:
             scratch.end_picture()
         left: list[int] = files[0, :count].tolist()

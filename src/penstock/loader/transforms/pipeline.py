@@ -32,7 +32,7 @@ from penstock.loader.transforms.foreign import (
     translate,
 )
 from penstock.loader.transforms.geometry import StepNumbers, numbers_of
-from penstock.loader.transforms.group import GroupPass
+from penstock.loader.transforms.group import NOTHING_LATER, GroupPass, Later
 from penstock.loader.transforms.jpeg import Encoded, JpegHeader
 from penstock.loader.transforms.memory import Counted, Counter
 from penstock.loader.transforms.pixels import Pixels
@@ -422,6 +422,11 @@ class Pipeline:
         stored = self._stored
         return place_of(stored, out, rows) if stored is not None and self.reads_in_place else None
 
+    @property
+    def ends_in_group(self) -> bool:
+        """Whether `run_group` does all steps: no callable is among them."""
+        return self._group_pass is not None
+
     def run_group(
         self,
         data: Sequence[NDArray[np.uint8]],
@@ -429,17 +434,19 @@ class Pipeline:
         draws: Draws,
         rows: Sequence[int],
         scratch: Scratch,
+        later: Later = NOTHING_LATER,
     ) -> list[int]:
         """Transform samples by one call; return the indices of those that are left to `run`.
 
         data: of each sample, uint8[bytes], contiguous, or its pixels, uint8[rows, columns, 3].
         rows: of each, its place in `out` and in the draws. out: [batch, *output_shape].
+        later: gets what `front` makes of them for later epochs, where `ends_in_group`.
         """
         if self._stored is not None:
             return write_group(data, self._stored, out, rows)
         if self._group_pass is None:
             return list(range(len(data)))
-        return self._group_pass.run(data, out, draws, rows, scratch)
+        return self._group_pass.run(data, out, draws.samples[list(rows)], draws.epoch, rows, scratch, later)
 
     def run_front(
         self, data: Sequence[NDArray[np.uint8]], draws: Draws, rows: Sequence[int], scratch: Scratch
@@ -452,8 +459,8 @@ class Pipeline:
         if self._front_pass is None or self.front is None:
             return found
         pictures = np.empty((len(data), *self.front.shape), np.uint8)
-        of_rows = Draws(draws.epoch, draws.samples[list(rows)], partial(np.empty, 0))  # it draws by itself
-        left = set(self._front_pass.run(data, pictures, of_rows, range(len(data)), scratch))
+        samples = draws.samples[list(rows)]
+        left = set(self._front_pass.run(data, pictures, samples, draws.epoch, range(len(data)), scratch))
         return [None if index in left else pictures[index] for index in range(len(data))]
 
     def run(
