@@ -74,8 +74,8 @@ def serving(
     carrier.admit(KeyPair.of(secret, TRAINING).public, 0)
     place = carrier.offer["address"].removeprefix("tcp://")
     report.append(
-        f"decodes {format_count(len(source), 'sample')} of {source!r} at {place} by "
-        f"{format_count(threads, 'thread')} in at most {format_bytes(memory_bytes)}, for who has the key {path}"
+        f"decodes {format_count(len(source), 'sample')} at {place} by {format_count(threads, 'thread')} in at most "
+        f"{format_bytes(memory_bytes)}, for who has the key {path}, of {source!r}"
     )
     stored = StoredSamples(source, reader_of(source), memory_bytes - decoding_bytes)
     accept = partial(maker_of, stored=stored, memory=DecodeMemory(decoding_bytes))
