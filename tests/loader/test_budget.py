@@ -45,7 +45,7 @@ def test_the_parts_fit_into_the_limit_and_are_enough_to_run(
         readers=readers,
         largest_sample_bytes=largest,
         keep_bytes=keep,
-        picture_bytes=picture,
+        picture_bytes=(picture, 0),
         decoders=decoders,
     )
 
@@ -132,8 +132,7 @@ def test_decoding_gets_enough_for_all_threads_or_at_least_for_one() -> None:
             readers=1,
             largest_sample_bytes=10,
             keep_bytes=10**12,
-            picture_bytes=picture,
-            large_picture_bytes=large,
+            picture_bytes=(picture, large),
             decoders=4,
         ).decoding_bytes
 

@@ -66,8 +66,7 @@ def share_memory(
     readers: int,
     largest_sample_bytes: int,
     keep_bytes: int,
-    picture_bytes: int = 0,
-    large_picture_bytes: int = 0,
+    picture_bytes: tuple[int, int] = (0, 0),
     decoders: int = 1,
     most_slots: int = 0,
     under_way: int = 0,
@@ -76,7 +75,7 @@ def share_memory(
     """Share out a limit: slots for the reads in flight first, then bytes in passing, the rest to the tier.
 
     keep_bytes: what a tier could use at most (the data set, or the capacity that the machine names).
-    picture_bytes: what a picture takes while it is decoded, at least. large_picture_bytes: about what a large one does.
+    picture_bytes: what a picture takes while it is decoded: at least, and about what a large one does.
     decoders: threads that do that. They get enough for all at once, if that is a quarter of the memory at most; else
         that quarter, or enough for one, if the memory holds that. What the other parts leave is shared with growing
         slots.
@@ -86,15 +85,17 @@ def share_memory(
 
     Raises: ConfigError where the limit does not hold three batch slots and two samples in passing, or most_slots.
     """
-    if reason := why_too_small("memory", limit_bytes, slot_bytes, largest_sample_bytes, picture_bytes, queue):
+    if reason := why_too_small(
+        "memory", limit_bytes, slot_bytes, largest_sample_bytes, picture_bytes[0], queue
+    ):
         raise ConfigError(reason)
     given_bytes, queued_bytes = limit_bytes, queue.bytes_of(limit_bytes)
     limit_bytes -= queued_bytes
     least_in_passing = 2 * largest_sample_bytes
     least_bytes = LEAST_SLOTS * slot_bytes + least_in_passing
     decoding = 0
-    if picture_bytes:
-        large_bytes = max(picture_bytes, large_picture_bytes)
+    if picture_bytes[0]:
+        large_bytes = max(picture_bytes)
         wanted_bytes = max(decoders * large_bytes, limit_bytes // 32)
         decoding = min(max(min(wanted_bytes, limit_bytes // 4), large_bytes), limit_bytes - least_bytes)
     limit_bytes -= decoding
@@ -113,7 +114,7 @@ def share_memory(
         )
     rest = limit_bytes - in_passing - slots * slot_bytes
     tier_bytes = max(0, min(rest, keep_bytes))
-    if picture_bytes:
+    if picture_bytes[0]:
         decoding += (rest - tier_bytes) // 2
     return MemoryBudget(
         given_bytes,

@@ -303,8 +303,7 @@ def drafted(
         readers=threads.readers,
         largest_sample_bytes=max(int(sizes_bytes.max(initial=0)), samples.served_bytes),
         keep_bytes=_keep_bytes(config, policy, machine, samples),
-        picture_bytes=samples.picture_bytes,
-        large_picture_bytes=samples.large_picture_bytes,
+        picture_bytes=(samples.picture_bytes, samples.large_picture_bytes),
         decoders=max(threads.decoders, threads.most_decoders),
         # One more for the batch that the training has, which lies in its slot unless a function made it.
         most_slots=0 if config.prefetch is None else config.prefetch + (config.collate_fn is None),

@@ -105,8 +105,7 @@ def new_state(
     numbers[:, [d.PASSING_LIMIT, d.OWN_LIMIT, d.SOURCE_TOGETHER]] = undecoded_bytes, own_bytes, 1
     numbers[:, [d.READS_FOR_OTHERS, d.SAMPLE_BYTES]] = local_batch * reads_for_others, int(mean_bytes)
     each = np.arange(ranks)
-    numbers[:, d.RANK] = deciding
-    numbers[:, d.PACE] = each * floats.size + costs.size
+    numbers[:, d.RANK], numbers[:, d.PACE] = deciding, each * floats.size + costs.size
     # Workers deal with no other ranks; a disk may have all samples, so that none is read from the source; and a Load of
     # all of a batch waits for what readers read of it.
     found = [ids for tiers_of in (held or {}).values() for ids in tiers_of.values()]
