@@ -76,10 +76,9 @@ def new_state(
 
     sizes_bytes: int64[samples], as stored. kept: what each rank keeps; its length is the number of ranks.
     promised: samples that the rank which keeps them reads before any other does; reads_for_others: ahead of need.
-    only: the rank that decides here, known as 0, where each has a state of its own.
+    only: the rank that decides here, known as 0, if each has its own state. hands_on: samples go from reader to reader.
     due: what each rank keeps besides, and is handed by whoever reads it first.
     reads_peers: see `decisions.READS_PEERS`. maps_peers: other ranks' tiers are memory that they map.
-    hands_on: samples have no home, but go from reader to reader.
     spares: of each rank, what follows where a sample that it keeps is read no more; empty where tiers drop nothing.
     last_batches: then, of each rank, the number of the last batch that has each of `kept`, `due` and `spares`, or -1.
     held: by rank and tier, samples that are there from the start; those that no tier shall keep are passed by.
