@@ -52,8 +52,6 @@ from penstock.store import FlatFolder, ImageFolder, MemoryTier, Source, disk
 from penstock.trace import SOURCE, Kind, read_trace
 
 SAMPLES, EPOCHS = 200, 3
-#: Each rank reads the first sample before it is known what all keep.
-PROBES = 1
 #: In which ranks are killed; the last one is left.
 ORDERS = list(itertools.permutations(range(3)))
 
@@ -198,7 +196,7 @@ def test_ranks_read_each_sample_once_as_far_as_their_memory_holds_it(
 
     check_batches(batches)
     assert len(placed) == hosts, "one rank of a host works out what all keep"
-    reads = sum(int(source.reads.sum()) for source in sources) - size * PROBES
+    reads = sum(int(source.reads.sum()) for source in sources)
     kept = np.concatenate([each.samples for each in found[0].shared.kept])
     assert kept.size == np.unique(kept).size
     if memory == "4 MB":
@@ -231,7 +229,7 @@ def test_ranks_of_unequal_memory_keep_as_much_as_each_has(hosts: int, policy: st
     # By first-reader, what another keeps than reads it first is read until that one needs it; homes read for others.
     promised = found[0].shared.promised
     assert promised is not None
-    reads = sum(int(source.reads.sum()) for source in sources) - 3 * PROBES
+    reads = sum(int(source.reads.sum()) for source in sources)
     assert SAMPLES <= reads <= SAMPLES + (EPOCHS - 1) * (SAMPLES - promised.size)
     assert (promised.size < SAMPLES) == (policy is None)
 
@@ -265,7 +263,7 @@ def test_ranks_of_torch_distributed_mpich_and_open_mpi_read_each_sample_once_and
         kind = "torch" if launcher == "torch" else "mpi"
         reports = reports_in(folders[launcher], kind, size)
         check_batches([list(map(np.array, report["batches"])) for report in reports])
-        assert sum(report["reads"] for report in reports) == SAMPLES + size * PROBES
+        assert sum(report["reads"] for report in reports) == SAMPLES
 
 
 #: A rank under torchrun, which goes on where the last life of the job was; rank 1 is killed in the first.
@@ -365,7 +363,7 @@ def test_ranks_read_each_others_disks_which_a_job_of_more_ranks_finds_again(
 def check_reads(sources: list[Counted], found: list[Sharing]) -> None:
     """Assert that ranks read from others what these have; its own disk or the store, whichever is faster."""
     for source, kept in zip(sources, found[0].shared.kept, strict=True):
-        assert np.delete(source.reads, kept.samples).sum() <= PROBES
+        assert np.delete(source.reads, kept.samples).sum() == 0
 
 
 @pytest.mark.usefixtures("separate_hosts")
@@ -458,9 +456,7 @@ def test_a_run_that_resumes_reads_what_is_left_of_it_once(is_given: bool, tmp_pa
     batches, sources, _ = train(2, first=load, traces=tmp_path, state=state if is_given else None)
 
     check_batches(batches, (1, 4))
-    # Each rank sees what samples are like; loading the state does so again.
-    probes = 2 * PROBES if is_given else 4 * PROBES
-    assert sum(int(source.reads.sum()) for source in sources) == SAMPLES + probes
+    assert sum(int(source.reads.sum()) for source in sources) == SAMPLES
     assert read_trace(tmp_path / "0.trace").spans.size
 
 
@@ -489,7 +485,7 @@ def test_the_split_local_gives_ranks_other_samples_of_the_same_global_batches(tm
         assert is_same[:steps] == [True] * steps
         assert not any(is_same[steps:-1])
         assert np.unique(np.concatenate(after)).size < 0.8 * np.unique(np.concatenate(before)).size
-    assert sum(int(source.reads.sum()) for source in sources) == SAMPLES + 2 * PROBES
+    assert sum(int(source.reads.sum()) for source in sources) == SAMPLES
     for rank in range(2):
         trace = read_trace(tmp_path / f"{rank}.trace")
         plan, number = read_plan(cast("dict[str, Any]", trace.meta["plan"]), rank, trace.spans)
@@ -665,7 +661,7 @@ def test_two_processes_share_and_the_other_goes_on_when_one_is_killed(
                         assert is_right
                         whole.append(sorted([*ids.tolist(), *theirs]))
                     if (epoch, step) == (EPOCHS - 1, 0):
-                        assert source.reads.sum() + their_reads == SAMPLES + 2 * PROBES
+                        assert source.reads.sum() + their_reads == SAMPLES
                         child.kill()
                         assert child.wait(patient(30)) == -signal.SIGKILL
             plan = load.plan
@@ -679,7 +675,7 @@ def test_two_processes_share_and_the_other_goes_on_when_one_is_killed(
         of_ranks = [plan.local_batch(rank, epoch, step) for rank in range(2)]
         assert batch == sorted(np.concatenate(of_ranks).tolist())
     # What the killed rank kept stays where it is mapped.
-    assert source.reads.sum() + their_reads == SAMPLES + 2 * PROBES
+    assert source.reads.sum() + their_reads == SAMPLES
 
 
 #: One of three ranks: gives a batch for each line that comes in.
