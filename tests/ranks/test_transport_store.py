@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.for_each import for_each
+from tests.forking import Forks
+from tests.ranks.jobs import torchrun_job, wait_for
 from torch._C._distributed_c10d import TCPStore
 
 from penstock.errors import RankError, WaitTimeout
-from penstock.ranks import transport_store, transport_torch
-from penstock.ranks.transport_store import PIECE_BYTES, StoreTransport
+from penstock.ranks import transport_store
+from penstock.ranks.transport_store import PIECE_BYTES, StoreTransport, name_of_life
 from penstock.ranks.transport_torch import torch_transport
 
 
@@ -126,27 +129,55 @@ def test_a_store_that_hangs_while_ranks_begin_is_given_up(monkeypatch: pytest.Mo
     store.thawed.set()
 
 
-def test_processes_that_torchrun_has_restarted_get_no_messages_of_the_killed_ones(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Its own process keeps one store for all that it starts."""
+def test_ranks_of_each_life_of_a_job_meet_under_a_name_of_their_own_whatever_earlier_ones_left() -> None:
+    """As under torchrun, which keeps a store for all that it starts, also where the number of ranks changes."""
     store = open_store()
-    monkeypatch.setattr("torch.distributed.distributed_c10d._get_default_store", lambda: store)
-    monkeypatch.setattr("torch.distributed.get_world_size", lambda: 2)
-    monkeypatch.setattr(transport_torch, "keep_until_taken", lambda *_: None)
+    with pytest.raises(WaitTimeout, match=r"^rank 0 of 2 did not come within 0\.05 s"):
+        name_of_life(store, 1, 2, keeper="the store", timeout_seconds=0.05)
 
-    def transport_of(rank: int, restarts: int) -> StoreTransport:
-        monkeypatch.setattr(transport_torch, "_made", itertools.count())  # of a process of its own
-        monkeypatch.setattr("torch.distributed.get_rank", lambda: rank)
-        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(restarts))
-        return torch_transport()
+    def life(size: int) -> set[str]:
+        with ThreadPoolExecutor(size) as pool:
+            return set(
+                pool.map(lambda rank: name_of_life(store, rank, size, keeper="the store"), range(size))
+            )
 
-    transport_of(0, 0).send(1, b"to a process that was killed")
-    first, second = transport_of(0, 1), transport_of(1, 1)
+    lives = [life(size) for size in (2, 3, 2)]
 
-    assert second.receive(0) is None
-    first.send(1, b"to its successor")
-    assert second.receive(0) == b"to its successor"
+    assert [len(names) for names in lives] == [1, 1, 1]
+    assert len(set.union(*lives)) == 3
+    with pytest.raises(WaitTimeout, match=r"^ranks 1, 2 of 3 did not come"):
+        name_of_life(store, 0, 3, keeper="the store", timeout_seconds=0.05)
+
+
+#: A rank that says what it hears of all.
+JOINED = """
+import os, sys
+from pathlib import Path
+
+import torch.distributed as distributed
+
+from penstock.ranks import ranks_of_this_job
+
+distributed.init_process_group("gloo")
+ranks = ranks_of_this_job(timeout_seconds=20)
+Path(sys.argv[1], f"heard-{ranks.rank}").write_text(str(ranks.all_gather("who is there", ranks.rank)))
+ranks.all_gather("the end", None)
+"""
+
+
+@pytest.mark.slow
+def test_ranks_whose_agents_have_restarted_them_unequally_often_hear_of_each_other(
+    tmp_path: Path, forks: Forks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a host joins a job of torchrun that has been restarted before."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    (script := tmp_path / "rank.py").write_text(JOINED)
+    job = torchrun_job(str(tmp_path), size=2)
+    restarts = [f"TORCHELASTIC_RESTART_COUNT={2 * rank}" for rank in range(2)]
+
+    wait_for(forks.start(script, [[[[count, *each] for count, each in zip(restarts, job, strict=True)]]]))
+
+    assert [(tmp_path / f"heard-{rank}").read_text() for rank in range(2)] == ["[0, 1]", "[0, 1]"]
 
 
 def test_the_last_messages_of_rank_0_are_kept_until_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:

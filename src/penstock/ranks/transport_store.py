@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import secrets
 import struct
 import threading
 import time
@@ -14,7 +15,7 @@ from typing import Any
 
 from penstock.errors import RankError, WaitTimeout
 from penstock.queues import get_within
-from penstock.ranks.transport import MOST_PAUSE_SECONDS, TIMEOUT_SECONDS
+from penstock.ranks.transport import MOST_PAUSE_SECONDS, TIMEOUT_SECONDS, named_ranks, pause_seconds
 
 #: A TCPStore closes the connection on a value above 8 MiB; longer messages are sent in pieces.
 PIECE_BYTES = 4 << 20
@@ -120,6 +121,52 @@ def asked_in_time(function: Callable[[], Any], keeper: str, timeout_seconds: flo
     keeper, timeout_seconds: as of `StoreTransport`. Raises: RankError, WaitTimeout.
     """
     return _Clerk(keeper, timeout_seconds).ask(function)
+
+
+def name_of_life(
+    store: Any, rank: int, size: int, *, keeper: str, timeout_seconds: float = TIMEOUT_SECONDS
+) -> str:
+    """Return a name that all ranks of this life of a job have, and no process of an earlier one; all call this.
+
+    The store of a launcher outlives processes, and has what those wrote that are gone. So each rank writes a number of
+    its own, which rank 0 answers with the name, and each that has taken it says so.
+
+    Arguments: as of `StoreTransport`.
+    Raises: RankError; WaitTimeout, naming ranks that did not come.
+    """
+    clerk, own = _Clerk(keeper, timeout_seconds), secrets.token_hex(16)
+    waiting, answered = list(range(1, size)) if rank == 0 else [0], dict[int, str]()
+    if rank:
+        clerk.ask(store.set, f"hello/{rank}", own)
+    began = time.monotonic()
+    while waiting:
+        if rank and clerk.ask(store.check, [f"answer/{own}"]):
+            name = _text_of(clerk.ask(store.get, f"answer/{own}"))
+            clerk.ask(store.set, f"taken/{own}", name)
+            return name
+        for other in [] if rank else [*waiting]:
+            if not clerk.ask(store.check, [f"hello/{other}"]):
+                continue
+            hello = _text_of(clerk.ask(store.get, f"hello/{other}"))
+            if answered.get(other) != hello:
+                clerk.ask(store.set, f"answer/{hello}", own)
+                answered[other] = hello
+            # Who is gone may have taken the name of an earlier life.
+            elif clerk.ask(store.check, [taken := f"taken/{hello}"]) and own == _text_of(
+                clerk.ask(store.get, taken)
+            ):
+                waiting.remove(other)
+        if time.monotonic() - began > timeout_seconds:
+            raise WaitTimeout(
+                f"{named_ranks(waiting)} of {size} did not come within {timeout_seconds:g} s to where ranks meet; the "
+                "log there may say whether it ended or what it waits for"
+            )
+        time.sleep(pause_seconds(time.monotonic() - began))
+    return own
+
+
+def _text_of(value: bytes | str) -> str:
+    return value if isinstance(value, str) else value.decode("ascii")
 
 
 def _is_long(message: bytes) -> bool:
