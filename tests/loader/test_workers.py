@@ -26,6 +26,7 @@ from tests.loader.worker_data import (
     COUNT,
     Drawn,
     Fatal,
+    Hanging,
     Holding,
     Informed,
     Lists,
@@ -52,7 +53,7 @@ from penstock.loader.images import ImageDecoder
 from penstock.loader.making import MakingDecoder
 from penstock.loader.processes import Processes, _Process
 from penstock.loader.transforms import RandomResizedCrop, Resize, ToTensor
-from penstock.policy import Load
+from penstock.policy import Load, decisions
 from penstock.store import Arrays, JsonLines, open_source
 from penstock.trace import read_trace
 from penstock.trace.schema import SOURCE
@@ -184,12 +185,21 @@ def test_a_function_that_cannot_be_pickled_is_named_by_its_argument(name: str) -
         list(loader)
 
 
-def test_a_process_that_hangs_is_named_with_its_sample_and_ended_with_the_loader() -> None:
-    with load(Fatal("hangs"), workers=1, batch_size=4, shuffle=False, timeout_seconds=brief(1)) as loader:
+def test_a_process_that_hangs_is_named_with_the_sample_that_it_is_at_and_ended_with_the_loader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It hangs at one sample of a batch, and another of that batch waits for it."""
+    monkeypatch.setattr(decisions, "LOAD_SECONDS", 0.0)  # a Load has one sample
+    hanging = Hanging(tmp_path / "sample")
+    with load(hanging, workers=1, batch_size=4, shuffle=False, timeout_seconds=brief(1)) as loader:
         batches = iter(loader)
         next(batches)  # the process has started
-        with pytest.raises(WaitTimeout, match=r"sample 7, Fatal\[7\]"):
+        wait_until(hanging.path.exists)
+        with pytest.raises(WaitTimeout) as caught:
             next(batches)
+
+    sample = int(hanging.path.read_text())
+    assert f"longest under way: sample {sample}, Hanging[{sample}]" in str(caught.value)
 
 
 def test_the_start_of_processes_is_no_wait_that_times_out(tmp_path: Path) -> None:

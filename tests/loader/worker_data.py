@@ -110,7 +110,7 @@ begun: list[int] = []
 
 
 class Fatal:
-    """Ends its process, or stops, at sample 7."""
+    """Ends its process at sample 7."""
 
     def __init__(self, how: str) -> None:
         self.how = how
@@ -125,8 +125,24 @@ class Fatal:
                     os.kill(os.getpid(), signal.SIGKILL)
                 case "exits":
                     os._exit(3)
-                case "hangs":
-                    time.sleep(3600)
+        return index
+
+
+class Hanging:
+    """Hangs at sample 4 or a later one, and has written which to a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, index: int) -> int:
+        if index >= 4:
+            part = self.path.with_suffix(".part")
+            part.write_text(str(index))
+            part.rename(self.path)
+            time.sleep(3600)
         return index
 
 

@@ -53,7 +53,7 @@ from penstock.flow.patience import Patience
 from penstock.flow.pieces import Pieces
 from penstock.flow.recorder import Recorder, Ring
 from penstock.flow.staging import Reference, StagingBuffer
-from penstock.flow.work import Decoder, Failed, Fetcher, InParts, Peers, Request, Taken
+from penstock.flow.work import Decoder, Failed, Fetcher, InParts, Latest, Peers, Request
 from penstock.machine_code import Loop
 from penstock.policy import (
     Drop,
@@ -261,9 +261,9 @@ class Engine:
         #: Why samples could not be had for a batch, by its running number and the sample, until it is complete.
         self._failures: dict[int, dict[int, Exception]] = {}
         #: The sample that each worker is at and since when, by worker; for `waits` only.
-        self._at: dict[int, tuple[int, float]] = {}
+        self._at: dict[int, tuple[int | Latest, float]] = {}
         #: The same within a Load of samples so quick that they are not timed one by one.
-        self._at_quick: dict[int, int | Taken] = {}
+        self._at_quick: dict[int, int | Latest] = {}
         #: When each decode worker may ask for the interpreter's lock again; each writes its own entry.
         self._next_ask: dict[int, float] = {}
         #: Of Loads that ended while another ran, and when the last one ended. Under the lock.
@@ -689,10 +689,12 @@ class Engine:
 
     def _samples_at(self) -> dict[int, tuple[int, float]]:
         """Return the sample that each worker is at, and since when; in a Load of quick ones, since its beginning."""
-        found = self._at.copy()
-        for worker, quick in self._at_quick.copy().items():
-            if worker in found:
-                found[worker] = quick.latest if isinstance(quick, Taken) else quick, found[worker][1]
+        quick, found = self._at_quick.copy(), dict[int, tuple[int, float]]()
+        for worker, (noted, begin) in self._at.copy().items():
+            at = quick.get(worker, noted)
+            sample: int = getattr(at, "latest", at)
+            if sample >= 0:
+                found[worker] = sample, begin
         return found
 
     def _name_of(self, sample: int) -> str:
@@ -1012,7 +1014,7 @@ class Engine:
                 self._collect()
         self._moves.put(None)  # for the next one
 
-    def _note(self, worker: int, sample: int) -> None:
+    def _note(self, worker: int, sample: int | Latest) -> None:
         """Remember which sample a thread is at, for `waits`."""
         self._at[worker] = (sample, self._clock())
 

@@ -26,6 +26,15 @@ class InParts(list[Any]):
     """Nothing, in place of what there is of samples: for parts of these the fetcher is asked again, by idle readers."""
 
 
+class Latest(Protocol):
+    """Tells which sample a thread is at, whenever that is asked."""
+
+    @property
+    def latest(self) -> int:
+        """The sample; -1 where the thread is at none."""
+        ...
+
+
 class Taken(NamedTuple):
     """Samples that are taken from an iterator over them, faster than by a call for each."""
 
@@ -221,7 +230,7 @@ class Decoder(Protocol):
     ) -> list[tuple[int, Exception]]:
         """Write some rows of a slot; return the failed ones, each by its index in them, with the reason.
 
-        arrays: of the slot, [batch size, *shape] each.
+        arrays: of the slot, [batch size, *shape] each. at: called with each sample in its turn, or once with `Latest`.
         """
         ...
 

@@ -240,7 +240,7 @@ class Processes(FetcherOver):
         """Nothing is read here."""
 
     def decode(
-        self, load: Load, brought: Brought, arrays: tuple[NDArray[Any], ...], at: Callable[[int], None]
+        self, load: Load, brought: Brought, arrays: tuple[NDArray[Any], ...], at: Callable[[Any], None]
     ) -> list[tuple[int, Exception]]:
         """Have this thread's process do a Load; see `Decoder`. Raises: as `done`."""
         failed, others = self.done(load, brought, at)
@@ -248,7 +248,7 @@ class Processes(FetcherOver):
         return failed
 
     def done(
-        self, load: Load, brought: Brought, at: Callable[[int], None]
+        self, load: Load, brought: Brought, at: Callable[[Any], None]
     ) -> tuple[list[tuple[int, Exception]], Any]:
         """Have this thread's process do a Load, and keep nothing of it beside the slot.
 
@@ -295,6 +295,21 @@ class Processes(FetcherOver):
 
     def _is_given_up(self) -> bool:
         return self._ending is not None and time.monotonic() - self._ending > _END_SECONDS
+
+
+class _Position:
+    """Where a thread is that has given its Load to a process: at the sample that the process is at, see `Latest`.
+
+    process: int64[...], the first of which is that sample, as the process notes it. is_next: whether this Load is the
+    next one that it answers.
+    """
+
+    def __init__(self, process: NDArray[np.int64]) -> None:
+        self._process, self.is_next = process, False
+
+    @property
+    def latest(self) -> int:
+        return int(self._process[0]) if self.is_next else _NOWHERE
 
 
 class _Process:
@@ -367,7 +382,7 @@ class _Process:
         self,
         task: Task,
         newest: tuple[int, ProcessPlan, Pickled],
-        at: Callable[[int], None],
+        at: Callable[[Any], None],
         describe: Callable[[int], str],
         is_given_up: Callable[[], bool],
     ) -> Answer:
@@ -382,8 +397,11 @@ class _Process:
                 self._begin()
             self._send(task, describe)
 
-        with self._asked(send, at, describe, is_given_up):
-            answer = self._receive(at, describe, is_given_up)
+        position = _Position(self._at)
+        at(position)
+        with self._asked(send, describe, is_given_up):
+            position.is_next = True
+            answer = self._receive(describe, is_given_up, lambda: at(position))
         if isinstance(answer, PackedError):
             raise unpack(answer)
         assert isinstance(answer, Answer), "a task is answered so"
@@ -391,14 +409,13 @@ class _Process:
 
     def await_ready(self, describe: Callable[[int], str], is_given_up: Callable[[], bool]) -> None:
         """Wait until it has begun. Raises: as `do`."""
-        with self._asked(lambda: None, lambda sample: None, describe, is_given_up):
+        with self._asked(lambda: None, describe, is_given_up):
             pass
 
     @contextlib.contextmanager
     def _asked(
         self,
         send: Callable[[], None],
-        at: Callable[[int], None],
         describe: Callable[[int], str],
         is_given_up: Callable[[], bool],
     ) -> Iterator[None]:
@@ -412,7 +429,7 @@ class _Process:
             with earlier:
                 pass
             if has_begun:
-                self._await_ready(at, describe, is_given_up)
+                self._await_ready(describe, is_given_up)
             yield
 
     def _send(self, task: Task, describe: Callable[[int], str]) -> None:
@@ -423,10 +440,8 @@ class _Process:
             if self.is_ready:  # else it has said why it has ended
                 raise self._death(describe) from None
 
-    def _await_ready(
-        self, at: Callable[[int], None], describe: Callable[[int], str], is_given_up: Callable[[], bool]
-    ) -> None:
-        ready = self._receive(at, describe, is_given_up)
+    def _await_ready(self, describe: Callable[[int], str], is_given_up: Callable[[], bool]) -> None:
+        ready = self._receive(describe, is_given_up, lambda: None)
         if ready.error is not None:
             error = unpack(ready.error)
             error.add_note(f"while worker process {self._number} imported the data set and what it uses")
@@ -435,8 +450,9 @@ class _Process:
         self.is_ready = True
 
     def _receive(
-        self, at: Callable[[int], None], describe: Callable[[int], str], is_given_up: Callable[[], bool]
+        self, describe: Callable[[int], str], is_given_up: Callable[[], bool], moved: Callable[[], None]
     ) -> Any:
+        """Return the next answer. moved: called when the process was seen at another sample, since about then."""
         assert self._channel is not None, "it was started"
         assert self._child is not None, "it was started"
         seen = _NOWHERE
@@ -447,7 +463,7 @@ class _Process:
                 sample = int(self._at[0])
                 if sample != seen:
                     seen = sample
-                    at(sample)
+                    moved()
                 if is_given_up():
                     self._child.kill()
                     raise ClosedError("this loader was closed while a worker process was at work") from None
