@@ -408,7 +408,7 @@ from pathlib import Path
 from threading import Thread
 import torch
 from penstock.graph import Session
-from penstock.graph.workers.worker import give_back_memory, keep_freed_memory
+from penstock.heap import give_back_memory, keep_freed_memory
 
 def faults(count):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -26,6 +26,7 @@ from tests.loader.worker_data import (
     COUNT,
     Drawn,
     Fatal,
+    Faulting,
     Hanging,
     Holding,
     Informed,
@@ -174,6 +175,13 @@ def test_a_process_that_dies_is_an_error_with_its_last_sample(how: str, text: st
 
     assert "died at sample 7 (Fatal[7])" in str(caught.value)
     assert text in str(caught.value)
+
+
+def test_a_process_keeps_the_memory_that_a_sample_frees_for_the_next() -> None:
+    with load(Faulting(), workers=1) as loader:
+        faults = min(int(batch.min()) for batch in loader)
+
+    assert faults < 1000, "to fetch 32 MiB again from the kernel takes 8,192"
 
 
 @for_each("name", ["collate_fn", "worker_init_fn"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import signal
 import time
 from pathlib import Path
@@ -144,6 +145,19 @@ class Hanging:
             part.rename(self.path)
             time.sleep(3600)
         return index
+
+
+class Faulting:
+    """Allocates 32 MiB, frees them, and returns how many page faults that took."""
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, index: int) -> int:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        arrays = [np.ones(1 << 20, np.uint8) for _ in range(32)]
+        del arrays
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
 
 class Odd(Exception):

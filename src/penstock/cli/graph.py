@@ -120,7 +120,7 @@ def _worker(options: argparse.Namespace) -> None:
     if options.slowness < 1:
         raise ConfigError(f"--slowness is {options.slowness}; 1 is as fast as can be")
     from penstock.graph.workers.access import check_task
-    from penstock.graph.workers.worker import keep_freed_memory
+    from penstock.heap import keep_freed_memory
 
     check_task(options.task, "--task ")
     keep_freed_memory()

@@ -29,6 +29,7 @@ from penstock.errors import ConfigError, DataError
 from penstock.flow.channel import Channel, Reducers
 from penstock.flow.staging import slot_arrays, slot_begin
 from penstock.flow.work import Brought, Decoder, Fetcher, Request, without_failed
+from penstock.heap import keep_freed_memory
 from penstock.loader.global_draws import allocate_alone, compute_alone, seed_all, set_worker_info
 from penstock.policy import Load
 
@@ -271,6 +272,7 @@ def serve() -> None:
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
+    keep_freed_memory()
     with contextlib.suppress(EOFError, OSError):
         _answer_all(channel)
     # What the data set's code registered is called; threads of its own are not waited for.

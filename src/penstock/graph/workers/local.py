@@ -11,7 +11,8 @@ import sys
 from penstock.child import start_child
 from penstock.closing import Closeable
 from penstock.errors import ConfigError
-from penstock.graph.workers.worker import Worker, brought_by, keep_freed_memory
+from penstock.graph.workers.worker import Worker, brought_by
+from penstock.heap import keep_freed_memory
 
 #: How long a worker may take to start: it imports PyTorch.
 _START_SECONDS, _END_SECONDS = 120.0, 5.0

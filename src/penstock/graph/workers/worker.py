@@ -12,7 +12,6 @@ nothing for long.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import importlib
 import math
 import os
@@ -53,6 +52,7 @@ from penstock.graph.workers.wire import (
     unpacked,
     unpacked_values,
 )
+from penstock.heap import give_back_memory
 from penstock.ranks.carrier_zmq import ZmqCarrier
 from penstock.ranks.reaching import in_words, look_at
 
@@ -74,9 +74,6 @@ _MOST_STEPS, _OTHER_THREADS = 512, 16
 _REFERENCE_SIZE, _REFERENCE_TIMES, _REFERENCE_ROUNDS, _REFERENCE_PAUSE_SECONDS = 256, 5, 4, 5e-3
 #: Other programs likely hold up a product that takes longer, at 30 GFLOP/s; and how long one looks for a shorter one.
 _REFERENCE_LIKELY_SECONDS, _REFERENCE_MOST_SECONDS = 1e-3, 2.0
-#: For mallopt(3): M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, and bytes. A thread's heap has 64 MiB at most; glibc
-#: ends one that is empty where the one before it has M_TOP_PAD free.
-_MALLOC_OPTIONS = ((-1, 256 << 20), (-2, 32 << 20), (-3, 32 << 20))
 
 
 class Worker:
@@ -590,27 +587,6 @@ def brought_by(module: str | None) -> tuple[dict[str, Any], dict[str, Any]]:
     except ImportError as error:
         raise ConfigError(f"the module {module!r} cannot be imported for its nodes: {error}") from error
     return getattr(found, "functions", {}), getattr(found, "batches", {})
-
-
-def keep_freed_memory() -> None:
-    """Let glibc keep what the threads of steps free, while this process, which is a worker alone, has sessions.
-
-    Each of them has a heap of its own, which glibc gives back to the kernel as soon as 32 MiB at its end are free, or
-    one of its pieces is: a hop of 10 MiB then took 640 page faults. What the environment says of malloc stays.
-    """
-    if any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
-        return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other libraries have none
-    if mallopt is not None:
-        for option, nbytes in _MALLOC_OPTIONS:
-            mallopt(option, nbytes)
-
-
-def give_back_memory() -> None:
-    """Give what is free to the kernel: the largest step of a session may have taken far more than the next one's."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
 
 
 def _reference_seconds() -> float:
