@@ -19,8 +19,6 @@ from penstock.policy.decisions import (
     FIRST_PROBES,
     GROUP_SECONDS,
     HAND_OVER_SECONDS,
-    LEAST_LOAD_COSTS,
-    LOAD_COST_SECONDS,
     LOAD_SECONDS,
     MEMORY,
     OWN_SLOWER,
@@ -389,7 +387,7 @@ class ObviousScheduler:
         if self.load_seconds is not None:
             worth = max(self.tried, int(LOAD_SECONDS / self.load_seconds))
             if self.slots > self.limits.decoders:
-                least = int(LEAST_LOAD_COSTS * LOAD_COST_SECONDS / self.load_seconds)
+                least = int(self.limits.least_load_seconds / self.load_seconds)
         most = min(worth, max(least, math.ceil(all_work / self.limits.decoders)))
         if len(batch.work) - most < most / 2:
             most = len(batch.work)

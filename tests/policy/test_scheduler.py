@@ -890,22 +890,28 @@ def test_a_worker_has_memory_for_a_few_reads_of_its_own_at_a_time() -> None:
 
 
 @for_each(
-    ("slots", "more", "seconds", "is_split"),
+    ("slots", "more", "seconds", "least_seconds", "is_split"),
     [
-        (4, 0, 30e-6, False),
-        (3, 0, 30e-6, True),
-        (2, 1, 30e-6, True),
-        (2, 2, 30e-6, False),
-        (4, 0, 1e-3, True),
+        (4, 0, 30e-6, 1.5e-3, False),
+        (3, 0, 30e-6, 1.5e-3, True),
+        (2, 1, 30e-6, 1.5e-3, True),
+        (2, 2, 30e-6, 1.5e-3, False),
+        (4, 0, 500e-6, 1.5e-3, True),
+        (4, 0, 500e-6, 25e-3, False),
     ],
-    ids=["quick", "as few slots as threads", "as few with one that is added", "enough with two", "slow"],
+    ids=[
+        *("quick", "as few slots as threads", "as few with one that is added", "enough with two", "slow"),
+        "slow, and a Load costs much",
+    ],
 )
 def test_a_batch_is_split_among_threads_if_each_part_takes_several_times_what_a_load_costs(
-    slots: int, more: int, seconds: float, *, is_split: bool
+    slots: int, more: int, seconds: float, least_seconds: float, *, is_split: bool
 ) -> None:
-    """Three threads, and batches of 64 that take 2 ms or 64 ms."""
+    """Three threads, and batches of 64 that take 2 ms or 32 ms."""
     plan = AccessPlan(Sequential(640), 64, 1)
-    limits = StagingLimits(slots=slots, readers=0, decoders=3, undecoded_bytes=10**6)
+    limits = StagingLimits(
+        slots=slots, readers=0, decoders=3, undecoded_bytes=10**6, least_load_seconds=least_seconds
+    )
     nothing = place_by_frequency(plan, 0, np.full(640, 10), [])
     scheduler = Scheduler(plan, 0, np.full(640, 10), nothing, machine(), limits)
 

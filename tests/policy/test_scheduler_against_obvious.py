@@ -32,7 +32,7 @@ from penstock.policy import (
     Staged,
     StagingLimits,
 )
-from penstock.policy.decisions import UNDECODED, UNREAD
+from penstock.policy.decisions import LEAST_LOAD_SECONDS, UNDECODED, UNREAD
 from penstock.trace.schema import SOURCE, STAGING
 
 #: What a read takes: less than a hand-over between threads, less than a group should take, more than that, and so long
@@ -68,7 +68,12 @@ class Job:
         kept = np.flatnonzero(tier_of != SOURCE).tolist()
         chance.shuffle(kept)
         limits = StagingLimits(
-            self.slots, self.readers, self.decoders, self.undecoded_bytes, own_bytes=self.own_bytes
+            self.slots,
+            self.readers,
+            self.decoders,
+            self.undecoded_bytes,
+            own_bytes=self.own_bytes,
+            least_load_seconds=chance.choice([LEAST_LOAD_SECONDS, 20 * LEAST_LOAD_SECONDS]),
         )
         placement = Placement(tier_of, np.array(kept, np.int64))
         return plan, rank, sizes, placement, self._machine(chance), limits

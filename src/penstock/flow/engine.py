@@ -585,12 +585,9 @@ class Engine:
         """What shows whether decode workers wait for the interpreter's lock, since the start."""
         return self._lock_use
 
-    def fix_threads(self, count: int | None) -> None:
+    def fix_threads(self, count: int | None, least_load_seconds: float | None = None) -> None:
         """Have so many decode workers, or as many as raise the rate; any thread may call it. See `Scheduler`."""
-        self._post(partial(self._fix_threads, count))
-
-    def _fix_threads(self, count: int | None, now: float) -> None:
-        self._scheduler.fix_threads(count)
+        self._post(lambda now: self._scheduler.fix_threads(count, least_load_seconds))
 
     @property
     def is_waited_for(self) -> bool:
@@ -691,7 +688,7 @@ class Engine:
         """Return the sample that each worker is at, and since when; in a Load of quick ones, since its beginning."""
         quick, found = self._at_quick.copy(), dict[int, tuple[int, float]]()
         for worker, (noted, begin) in self._at.copy().items():
-            at = quick.get(worker, noted)
+            at: Any = quick.get(worker, noted)
             sample: int = getattr(at, "latest", at)
             if sample >= 0:
                 found[worker] = sample, begin

@@ -45,7 +45,7 @@ from penstock.loader.opened import (
     seed_of,
     stored_for,
 )
-from penstock.loader.processes import THREADS_A_PROCESS, ProcessPlan
+from penstock.loader.processes import PROCESS_LOAD_SECONDS, THREADS_A_PROCESS, ProcessPlan
 from penstock.loader.ranks_memory import Sharing
 from penstock.loader.row_code import row_code
 from penstock.loader.samples import Samples, pixels_bytes, samples_of_data_set, samples_of_source
@@ -55,6 +55,7 @@ from penstock.loader.transforms.sink import ByteValues
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
 from penstock.plan import AccessPlan
 from penstock.policy import AllExtents, Placement, StagingLimits
+from penstock.policy.decisions import LEAST_LOAD_SECONDS
 from penstock.policy.forms import STRAY, CropForm, DiskPart, disk_parts
 from penstock.policy.loading import Job, LoadingPolicy, Staging
 from penstock.policy.runnable import NO_QUEUE, WriteQueue, placement_of, shared_by
@@ -431,6 +432,7 @@ def finish(draft: Draft, sharing: Sharing | None = None) -> Setup:
             draft.steps,
             own_bytes,
             loads_all=config.collate_fn is not None,
+            least_load_seconds=PROCESS_LOAD_SECONDS if config.is_in_processes else LEAST_LOAD_SECONDS,
             most_readers=threads.most_readers,
             read_together=given_together(
                 budget.slots * draft.steps * plan.max_local_batch(rank),

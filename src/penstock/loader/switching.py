@@ -28,7 +28,7 @@ from penstock.flow.lock_use import LockUse
 from penstock.flow.pieces import Pieces
 from penstock.flow.staging import Field
 from penstock.flow.work import Brought, Fetcher, FetcherOver, Request
-from penstock.loader.processes import THREADS_A_PROCESS, Processes, reads_here
+from penstock.loader.processes import PROCESS_LOAD_SECONDS, THREADS_A_PROCESS, Processes, reads_here
 from penstock.loader.structure import is_same
 from penstock.loader.worker import MovableDecoder
 from penstock.policy import Load
@@ -347,7 +347,10 @@ class Switching(FetcherOver):
         engine = self._engine()
         if engine is None or self._is_closed:
             return
-        engine.fix_threads(THREADS_A_PROCESS * self._cpus if processes else None)
+        if processes:
+            engine.fix_threads(THREADS_A_PROCESS * self._cpus, PROCESS_LOAD_SECONDS)
+        else:
+            engine.fix_threads(None)
         with self._lock:
             self._in_use = processes
             self._began = self._clock()

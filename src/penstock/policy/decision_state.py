@@ -60,6 +60,7 @@ def new_state(
     undecoded_bytes: int,
     own_bytes: int = d.OWN_BYTES,
     loads_all: bool = False,
+    least_load_seconds: float = d.LEAST_LOAD_SECONDS,
     extents: AllExtents | None = None,
     due: Sequence[Kept] = (),
     reads_peers: int = 0,
@@ -84,7 +85,8 @@ def new_state(
     held: by rank and tier, samples that are there from the start; those that no tier shall keep are passed by.
     slots, local_batch: how many batch slots each rank has, all free, of so many samples.
     readers: moves under way at most of each rank, half of them for no batch. *_bytes: see `StagingLimits`.
-    loads_all: a Load takes all that a batch has left. extents: of all samples, where the source gives them.
+    loads_all: a Load takes all that a batch has left. least_load_seconds: see `StagingLimits`.
+    extents: of all samples, where the source gives them.
     Raises: ConfigError for 2^31 samples and more.
     """
     deciding = list(range(len(kept))) if only is None else [only]
@@ -96,7 +98,7 @@ def new_state(
     group = max(local_batch, 1 if extents is None else _MERGED_SAMPLES)
     mean_bytes = float(sizes_bytes.mean()) if samples else 0.0
     costs = cost_tables(machine, readers, max(mean_bytes, 1.0), maps_peers=maps_peers)[:origins]
-    floats = _floats_of(costs)
+    floats = _floats_of(costs, least_load_seconds)
     ints, numbers, rows = _empty_numbers(ranks, origins, group, 5 if hands_on else 3)
     numbers[:, [d.TIERS, d.LOADS_ALL, d.DROPS]] = tiers, loads_all, len(spares) > 0
     numbers[:, [d.READS_PEERS, d.HANDS_ON, d.HAS_HEIRS]] = reads_peers, hands_on, gives
@@ -227,10 +229,10 @@ def _list_fills(
     return some[0] if len(some) == 1 else np.concatenate([*some, np.empty(0, np.int64)])
 
 
-def _floats_of(costs: NDArray[np.float64]) -> NDArray[np.float64]:
+def _floats_of(costs: NDArray[np.float64], least_load_seconds: float) -> NDArray[np.float64]:
     """Return the floats of one rank: what reads cost, and that nothing is known of Loads."""
     pace = np.zeros(d.TRIAL_SECONDS + d.TRIED_LOADS)
-    pace[d.HALF_SECONDS] = np.inf
+    pace[[d.HALF_SECONDS, d.LEAST_SECONDS]] = np.inf, least_load_seconds
     return np.concatenate([costs.ravel(), pace])
 
 

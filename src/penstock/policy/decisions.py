@@ -112,10 +112,9 @@ LOAD_COST_SECONDS = 0.3e-3
 # What a batch takes of one beside its Loads: it is lent, the training takes it, and lets go of the one before it.
 # Measured: processor time of all threads of runs over kept crops of 8 x 8, less that of their Loads: 0.11 ms a batch.
 BATCH_COST_SECONDS = 0.11e-3
-# So many times that is what a Load takes at least where threads could have other batches instead of a part of one.
-# Measured: crops of one validation, 2 processors, pairs: of 64 samples, 2 ms, 1.1 Loads in place of 2.5, 9 % less of
-# the processors.
-LEAST_LOAD_COSTS = 5.0
+# So long a Load takes at least where threads could have other batches instead of a part of one. Measured: crops of one
+# validation, 2 processors, pairs: of 64 samples, 2 ms, 1.1 Loads in place of 2.5, 9 % less of the processors.
+LEAST_LOAD_SECONDS = 5 * LOAD_COST_SECONDS
 # A Load of twice as many samples stays where each of them takes this share of the time at most, the median of so many.
 # That is so for a data set whose `__getitems__` asks a database once, and not for one that decodes pictures.
 WORTH_DOUBLING = 0.8
@@ -190,8 +189,9 @@ TRIED_LOADS = 3
     NUMBERS,
 ) = range(64)
 # Floats of a rank, from PACE on. Seconds of a Load, for each sample: of the fastest lately, 0 until one ended; of Loads
-# of half the size that is tried; and then of each that had that size.
-SAMPLE_SECONDS, HALF_SECONDS, TRIAL_SECONDS = 0, 1, 2
+# of half the size that is tried; and, from TRIAL_SECONDS on, of each that had that size. LEAST_SECONDS: that a Load is
+# to take at least, whatever each sample does, see LEAST_LOAD_SECONDS.
+SAMPLE_SECONDS, HALF_SECONDS, LEAST_SECONDS, TRIAL_SECONDS = 0, 1, 2, 3
 # Rows: one for each origin, the source, the staging buffer, the tiers, and those of other ranks: one for all that is
 # read from tier 1 of any of them, and so on.
 (
@@ -564,7 +564,7 @@ def _least_load_size(s: State, rank: int) -> int:
     each = s.floats[m[rank + PACE] + SAMPLE_SECONDS]
     if each == 0.0 or m[rank + SLOTS_IN_USE] <= m[rank + LOADS_ALLOWED]:
         return 1
-    return int(LEAST_LOAD_COSTS * LOAD_COST_SECONDS / each)
+    return int(s.floats[m[rank + PACE] + LEAST_SECONDS] / each)
 
 
 # -- Events --------------------------------------------------------------------------------------------------

@@ -73,6 +73,8 @@ class StagingLimits:
     own_bytes: that a decode worker reads by itself for one `Load`; one sample is always allowed.
     loads_all: whether a `Load` takes all that a step has left, which comes from the source where a tier has lost some.
         What is read for the earliest step is then beyond undecoded_bytes, if later ones have filled these.
+    least_load_seconds: a `Load` has samples for so long at least, if there are such, unless slots in use are too few
+        for all decoders: what it costs besides is little then.
     read_together: samples that a reader reads from the source together, as many as are queued: readers read all that
         comes from there, however fast that is, as they may have it decoded elsewhere. 0: nothing is.
     unwritten_bytes: of samples that wait to be written to a tier that is no memory; more are not kept there.
@@ -91,6 +93,7 @@ class StagingLimits:
     read_together: int = 0
     most_slots: int = 0
     unwritten_bytes: int = decisions.ANY_NUMBER
+    least_load_seconds: float = decisions.LEAST_LOAD_SECONDS
 
     def __post_init__(self) -> None:
         for name in ("slots", "decoders", "steps"):  # not all are threads, but as few
@@ -279,6 +282,7 @@ class Scheduler:
             undecoded_bytes=limits.undecoded_bytes,
             own_bytes=limits.own_bytes,
             loads_all=limits.loads_all,
+            least_load_seconds=limits.least_load_seconds,
             extents=extents,
             held={only: held or {}},
             reads_peers=0 if shared is None else decisions.RATHER,
@@ -611,9 +615,14 @@ class Scheduler:
         assert self._readers is not None, "a fixed number is there from the start"
         self._readers.limit(most)
 
-    def fix_threads(self, count: int | None) -> None:
-        """Have so many Loads run at once, whatever that does to the rate; None: as many as raise it, as before."""
+    def fix_threads(self, count: int | None, least_load_seconds: float | None = None) -> None:
+        """Have so many Loads run at once, whatever that does to the rate; None: as many as raise it, as before.
+
+        least_load_seconds: that each takes at least from here on; None: as the limits say.
+        """
         self._threads = self._found_threads if count is None else ThreadCount(count, count, count)
+        least = self._limits.least_load_seconds if least_load_seconds is None else least_load_seconds
+        self._state.floats[self._ints[decisions.PACE] + decisions.LEAST_SECONDS] = least
 
     def is_wanted(self, number: int) -> bool:
         """Return whether a batch has a slot, is not complete yet, and was not given up."""

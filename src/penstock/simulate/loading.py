@@ -267,6 +267,7 @@ def _state_before(
         readers=limits.readers,
         undecoded_bytes=limits.undecoded_bytes,
         own_bytes=limits.own_bytes,
+        least_load_seconds=limits.least_load_seconds,
         due=agreed.due,
         reads_peers=agreed.reads_peers,
         maps_peers=agreed.maps_peers,
