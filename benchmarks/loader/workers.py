@@ -2,11 +2,12 @@
 
     python benchmarks/loader/workers.py [--quick] [--rounds N] [--data NAME...] [--sides NAME...]
 
-Data sets as their users write them (workers_data.py). Sides: a DataLoader with 0, 1 and 2 persistent workers; Penstock
-as it is by default, with one thread, and with 1 and 2 worker processes. All are open at the same time, with an epoch or
-two seconds behind them, and take turns: one epoch each, in another order each round; what a side has read ahead when
-its turn begins, it has read ahead when it ends, and whoever has no turn waits for space. First all must give the same
-samples. Penstock as it is by default has ten seconds to find out what is fastest.
+Data sets as their users write them (workers_data.py). Sides: a DataLoader with 0, 1 and 2 persistent workers;
+Penstock as it is by default, with one thread, and with 1 and 2 worker processes. All are open at the same time, with
+an epoch or two seconds behind them, and take turns, in another order each round, of as many batches as an epoch has.
+They are timed after the first half second of a turn, in which a side uses up what it has read ahead while others had
+theirs, so that it has read as far ahead when the time begins as when it ends. First all must give the same samples.
+Penstock as it is by default has ten seconds to find out what is fastest.
 
 Printed: samples per second (median, least, most over rounds); the ratio of Penstock by default to the best DataLoader,
 of processes to as many workers of a DataLoader, and of two processes to one thread, round by round. "bare": processes
@@ -24,8 +25,10 @@ import statistics
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack
+from itertools import islice
 from typing import Any
 
 import torch
@@ -35,6 +38,8 @@ from workers_data import KINDS
 import penstock.torch
 
 BATCH = 64
+#: Of a turn, before it is timed.
+LEAD_SECONDS = 0.5
 SIDES = {
     "DataLoader, 0 workers": ("torch", 0),
     "DataLoader, 1 worker": ("torch", 1),
@@ -115,6 +120,11 @@ class Side:
                     make(count), batch_size=BATCH, epochs=None, collate_fn=collate, report=None, **how[1]
                 )
             )
+        self.endless = self._endless()
+
+    def _endless(self) -> Iterator[Any]:
+        while True:
+            yield from self.batches
 
     def settle(self, seconds: float) -> None:
         begin = time.perf_counter()
@@ -129,7 +139,13 @@ class Side:
 
     def time(self) -> None:
         begin = time.perf_counter()
-        self.epoch()
+        while not self.is_bare and time.perf_counter() - begin < LEAD_SECONDS:
+            next(self.endless)
+        begin = time.perf_counter()
+        if self.is_bare:
+            self.epoch()
+        else:
+            deque(islice(self.endless, -(-self.count // BATCH)), maxlen=0)
         self.rates.append(self.count / (time.perf_counter() - begin))
 
 
