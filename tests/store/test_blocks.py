@@ -64,3 +64,11 @@ def test_a_block_for_all_epochs_stays_and_a_second_one_of_the_same_sample_is_fre
 def test_a_tier_without_any_bytes_is_refused() -> None:
     with pytest.raises(ConfigError, match="capacity_bytes is 0"):
         BlockTier(0, SHAPE)
+
+
+def test_what_was_freed_last_is_taken_first_as_its_memory_is_there_already() -> None:
+    tier = BlockTier(18, SHAPE)
+    taken = tier.take(1)
+    tier.give_back(taken)
+
+    assert tier.take(1) == taken
