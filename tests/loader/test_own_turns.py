@@ -161,7 +161,7 @@ def test_long_texts_are_made_several_batches_at_once_but_two_where_one_array_hol
 
 
 def test_four_batches_of_larger_arrays_are_made_together_two_to_an_array_and_none_is_kept() -> None:
-    data = Made(lambda index: (np.full(20_000, index, np.uint8), f"text {index}"), COUNT)
+    data = Made(lambda index: (np.full(30_000, index, np.uint8), f"text {index}"), COUNT)
     with load(data, Alternating(10_000), ragged=(), shuffle=False, epochs=1) as loader:
         own, found, together = loader._parts.own_thread, list[Any](), list[int]()
         for images, texts in loader:
@@ -171,7 +171,7 @@ def test_four_batches_of_larger_arrays_are_made_together_two_to_an_array_and_non
         own.forget_made()
 
         assert found == [(index, f"text {index}") for index in range(COUNT)]
-        assert (max(together), own._steps_in_array) == (4, 2), "1 MB of batches of 200 KB"
+        assert (max(together), own._steps_in_array) == (4, 2), "1 MiB of batches of 240 KB"
         assert not [slot for slot in loader._parts.setup.beside._slots if slot >= MADE]
 
 

@@ -39,7 +39,7 @@ _MOST_OWN_BYTES = 4 << 20
 # the training waits no longer at once than it would notice. They take no more than `_TOGETHER_BYTES`, which a
 # second-level cache holds. Of the samples so many are there at once. What is one array for several steps takes so many
 # bytes at most, or has two: who keeps one of the batches keeps all of it.
-_TOGETHER, _TOGETHER_SECONDS, _AT_ONCE, _ARRAY_BYTES, _MOST_COLLATED = 1024, 5e-3, 512, 256 << 10, 4
+_TOGETHER, _TOGETHER_SECONDS, _AT_ONCE, _ARRAY_BYTES, _MOST_COLLATED = 1024, 5e-3, 512, 512 << 10, 4
 _TOGETHER_BYTES = 1 << 20
 #: Batches as the caller gets them, and how many samples they have, by place.
 _Presented = dict[tuple[int, int], tuple[Any, int]]
