@@ -48,8 +48,8 @@ if TYPE_CHECKING:  # of an extra
 _GREETED_SECONDS = 3.0
 #: What a server is thought to deliver before it has shown: about 70 crops of 224 x 224 a second.
 _UNKNOWN_BYTES_PER_SECOND = 10e6
-#: At which bytes are received by one processor: decrypting is most of it (docs/decisions/0034).
-_RECEIVED_BYTES_PER_SECOND = 0.45e9
+#: At which bytes are received by one processor: decrypting is most of it (docs/decisions/0037).
+_RECEIVED_BYTES_PER_SECOND = 0.75e9
 #: Requests that are under way to a server at once, and samples of one where many are wanted.
 _REQUESTS, _MOST_TOGETHER = 3, 16
 #: How many groups each place has of the samples that are under way, at least, so that none runs out of work.
