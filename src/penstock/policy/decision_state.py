@@ -107,8 +107,7 @@ def new_state(
     numbers[:, [d.READS_FOR_OTHERS, d.SAMPLE_BYTES]] = local_batch * reads_for_others, int(mean_bytes)
     each = np.arange(ranks)
     numbers[:, d.RANK], numbers[:, d.PACE] = deciding, each * floats.size + costs.size
-    # Workers deal with no other ranks; a disk may have all samples, so that none is read from the source; and a Load of
-    # all of a batch waits for what readers read of it.
+    # Workers deal with no other ranks; a disk may have all samples; and a Load of a whole batch waits for its readers.
     found = [ids for tiers_of in (held or {}).values() for ids in tiers_of.values()]
     if not (gives or reads_peers or loads_all or any(ids.size for ids in found)):
         numbers[:, d.PROBES_LEFT] = _first_probes(costs, mean_bytes)
