@@ -162,6 +162,23 @@ def test_homes_of_a_long_epoch_are_in_the_order_of_the_first_reads() -> None:
     assert promised.tolist() == list(range(70_000))
 
 
+def test_more_ranks_than_a_copy_has_a_number_for_are_refused() -> None:
+    one, none = (Kept(np.arange(count), np.ones(count, np.int8)) for count in (1, 0))
+
+    with pytest.raises(
+        ConfigError, match=r"^32,768 ranks keep 1 samples together; up to 32,767 may keep fewer"
+    ):
+        new_state(
+            np.full(1, 10),
+            [one, *[none] * 32_767],
+            machine(),
+            slots=1,
+            local_batch=1,
+            readers=1,
+            undecoded_bytes=10,
+        )
+
+
 @given(st.data())
 def test_a_scheduler_lists_copies_by_sample_and_then_by_rank(data: st.DataObject) -> None:
     """With one copy of each sample at most, as of homes, it does not sort them."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,8 @@ Tables = TypeVar("Tables", bound=tuple[Any, ...])
 
 #: Virtual time keeps sample ids in 32 bits.
 _MOST_SAMPLES = 1 << 31
+#: Copies of samples keep a rank's number in 16 bits, with a sign.
+_MOST_RANKS = (1 << 15) - 1
 
 #: Numbers of a state that are looked at together as it grows: 64 KiB.
 _COPIED_AT_ONCE = 8192
@@ -34,7 +36,7 @@ _MERGED_SAMPLES = 256
 #: What `decisions.event` takes when it is compiled: the state, and six numbers.
 EVENT = Signature(
     (
-        ("int64[:]", "float64[:]", "int64[:]", "int64[:]", "int64[:]", "int32[:, :]", "int64[:, :]"),
+        ("int64[:]", "float64[:]", *["int64[:]"] * 2, "int32[:]", "int16[:, :]", "int32[:]", "int64[:, :]"),
         *(["int64"] * 5),
         "float64",
     ),
@@ -87,14 +89,14 @@ def new_state(
     readers: moves under way at most of each rank, half of them for no batch. *_bytes: see `StagingLimits`.
     loads_all: a Load takes all that a batch has left. least_load_seconds: see `StagingLimits`.
     extents: of all samples, where the source gives them.
-    Raises: ConfigError for 2^31 samples and more.
+    Raises: ConfigError for 2^31 samples or copies and more, or 2^15 ranks that keep some.
     """
     deciding = list(range(len(kept))) if only is None else [only]
     ranks, tiers, samples = len(deciding), len(machine.storage) - 1, sizes_bytes.size
     reads_peers = reads_peers if len(kept) > 1 and tiers > 0 else 0
     gives = hands_on or any(each.samples.size for each in due)
     origins = tiers + 2 + (tiers if reads_peers or gives else 0)
-    _check_samples(samples)
+    _check_counts(samples, kept, hands_on=hands_on)
     group = max(local_batch, 1 if extents is None else _MERGED_SAMPLES)
     mean_bytes = float(sizes_bytes.mean()) if samples else 0.0
     costs = cost_tables(machine, readers, max(mean_bytes, 1.0), maps_peers=maps_peers)[:origins]
@@ -116,16 +118,15 @@ def new_state(
     _describe_tiers(rows, machine)
     rows[:, :, d.COSTS] = each[:, None] * floats.size + np.arange(origins) * costs.shape[1]
     extra = [Kept(spare, np.zeros(spare.size, np.int8)) for spare in spares]
-    copy_begin, copies = _no_copies(samples) if hands_on else _copies(kept, due, extra, last_batches, samples)
-    _promise(copy_begin, copies, promised)
-    _hold(copy_begin, copies, held or {})
+    table = _no_copies(samples) if hands_on else _copies(kept, due, extra, last_batches, samples)
+    _promise(*table[:2], promised)
+    _hold(*table[:2], held or {})
     state = State(
         ints=ints,
         floats=np.tile(floats, ranks),
         sizes=np.ascontiguousarray(sizes_bytes, np.int64),
         fill_samples=_list_fills(rows, [kept[rank] for rank in deciding], spares, machine, sizes_bytes),
-        copy_begin=copy_begin,
-        copies=copies,
+        **table._asdict(),
         extents=lying,
     )
     return _with_free_slots(state, ranks, slots)
@@ -141,10 +142,16 @@ def _where_samples_lie(
     return int(largest_paying_hole(mean_bytes, price)), extents.table
 
 
-def _check_samples(samples: int) -> None:
+def _check_counts(samples: int, kept: Sequence[Kept], *, hands_on: bool) -> None:
     if samples >= _MOST_SAMPLES:
         raise ConfigError(
             f"the data set has {samples:,} samples; a loader takes fewer than {_MOST_SAMPLES:,}"
+        )
+    copies = sum(each.samples.size for each in kept)
+    if copies >= _MOST_SAMPLES or ((copies or hands_on) and len(kept) > _MOST_RANKS):
+        raise ConfigError(
+            f"{len(kept):,} ranks keep {copies:,} samples together; up to {_MOST_RANKS:,} may keep fewer than "
+            f"{_MOST_SAMPLES:,}: give them less memory"
         )
 
 
@@ -236,7 +243,7 @@ def _floats_of(costs: NDArray[np.float64], least_load_seconds: float) -> NDArray
 
 
 def _promise(
-    copy_begin: NDArray[np.int64], copies: NDArray[np.int32], promised: NDArray[np.int64] | None
+    copy_begin: NDArray[np.int32], copies: NDArray[np.int16], promised: NDArray[np.int64] | None
 ) -> None:
     """Take note of samples that the rank which keeps them reads before any other does."""
     if promised is not None:
@@ -246,8 +253,8 @@ def _promise(
 
 
 def _hold(
-    copy_begin: NDArray[np.int64],
-    copies: NDArray[np.int32],
+    copy_begin: NDArray[np.int32],
+    copies: NDArray[np.int16],
     held: Mapping[int, Mapping[int, NDArray[np.int64]]],
 ) -> None:
     """Take note of what tiers of ranks have already, whether they shall keep it or another one."""
@@ -373,12 +380,20 @@ def views_of(tables: Tables) -> Tables:
     return type(tables)(*(memoryview(array) for array in tables))
 
 
-def _no_copies(samples: int) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+class _Copies(NamedTuple):
+    """See `State`: int32[samples + 1], int16[n, 3], int32[n] or [0]."""
+
+    copy_begin: NDArray[np.int32]
+    copies: NDArray[np.int16]
+    copy_last: NDArray[np.int32]
+
+
+def _no_copies(samples: int) -> _Copies:
     """Of each sample one copy, wherever it goes; it is nowhere yet."""
-    copies = np.zeros((samples, 3), np.int32)
+    copies = np.zeros((samples, 3), np.int16)
     copies[:, d.COPY_RANK] = -1
     copies[:, d.COPY_STATE] = d.GONE
-    return np.arange(samples + 1), copies
+    return _Copies(np.arange(samples + 1, dtype=np.int32), copies, np.empty(0, np.int32))
 
 
 def _copies(
@@ -387,7 +402,7 @@ def _copies(
     spares: Sequence[Kept],
     last_batches: Sequence[NDArray[np.int32]],
     samples: int,
-) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+) -> _Copies:
     """All copies, by sample, then by rank."""
     parts = [
         (rank, state, each)
@@ -396,16 +411,16 @@ def _copies(
         for each in of_ranks[rank : rank + 1]
     ]
     ids = np.concatenate([each.samples for _, _, each in parts])
-    begin, is_several = np.zeros(samples + 1, np.int64), False
+    begin, is_several = np.zeros(samples + 1, np.int32), False
     if ids.size:  # else the zeros stay pages that nobody has written, which take no memory
         of_sample = np.bincount(ids, minlength=samples)
         is_several = int(of_sample.max()) > 1
-        np.cumsum(of_sample, out=begin[1:])
+        np.cumsum(of_sample, dtype=np.int32, out=begin[1:])
         del of_sample
     at = begin[ids]
     if is_several:  # else no sort: of 10^7 samples it takes a second, on each rank
         at[np.argsort(ids, kind="stable")] = np.arange(ids.size)
-    copies, first = np.zeros((ids.size, d.COPY_LAST + bool(last_batches)), np.int32), 0
+    copies, first = np.zeros((ids.size, 3), np.int16), 0
     del ids
     for rank, state, each in parts:
         here = at[first : (first := first + each.samples.size)]
@@ -414,6 +429,7 @@ def _copies(
             state,
             each.tiers,
         )
+    last = np.empty(len(copies) if last_batches else 0, np.int32)
     if last_batches:
-        copies[at, d.COPY_LAST] = np.concatenate(last_batches)
-    return begin, copies
+        last[at] = np.concatenate(last_batches)
+    return _Copies(begin, copies, last)

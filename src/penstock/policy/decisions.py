@@ -214,8 +214,7 @@ SAMPLE_SECONDS, HALF_SECONDS, LEAST_SECONDS, TRIAL_SECONDS = 0, 1, 2, 3
 # request, for each of its bytes; the least observed over modelled seconds of late, at least 1; bytes/s of so many reads
 # together.
 LATENCY, CORRECTION, WORKER_SECONDS, REQUEST, LEAST_CORRECTION, RATES = 0, 1, 2, 3, 4, 5
-# The last column is there where DROPS: number of the last batch of the rank that has the sample, -1 for none.
-COPY_RANK, COPY_TIER, COPY_STATE, COPY_LAST = 0, 1, 2, 3
+COPY_RANK, COPY_TIER, COPY_STATE = 0, 1, 2
 # Of a table with a row for each sample; and of one with a row for each run of samples that lie in a unit at even steps:
 # the run's first sample, with its unit and offset, and the step.
 UNIT, OFFSET, FIRST, STEP = 0, 1, 2, 3
@@ -281,9 +280,11 @@ class State(NamedTuple):
     #: int64, of all ranks' tiers.
     fill_samples: Ints
     #: Copies that ranks keep or shall keep of sample k: copies[copy_begin[k] : copy_begin[k + 1]], by rank.
-    #: int64[F + 1], int32[copies, 3 or 4].
+    #: int32[F + 1], int16[copies, 3]: of 10^7 samples that a rank keeps, 10 bytes a sample.
     copy_begin: Ints
     copies: Ints
+    #: int32[copies], where DROPS: number of the last batch of the rank that has the sample, -1 for none; else int32[0].
+    copy_last: Ints
     #: int64[F, PLACES] or int64[runs, RUNS], where in the source samples lie (UNIT -1: not known); int64[0, PLACES]
     #: where that does not tell.
     extents: Ints
@@ -1516,7 +1517,7 @@ def _next_spare(s: State, rank: int) -> int:
     while m[spares + FILL_NEXT] < m[spares + FILL_END]:
         sample = s.fill_samples[m[spares + FILL_NEXT]]
         copy, nbytes = own_copy(s, rank, sample), s.sizes[sample]
-        if s.copies[copy, COPY_LAST] >= m[rank + COMING_NUMBER] and find(s, rank, sample) == 0:
+        if s.copy_last[copy] >= m[rank + COMING_NUMBER] and find(s, rank, sample) == 0:
             for tier in range(1, m[rank + TIERS] + 1):
                 row = _row(m, rank, tier)
                 if m[row + SPACE] >= nbytes and _fits(s, rank, nbytes):
@@ -1536,7 +1537,7 @@ def _drop_before(s: State, rank: int, sample: int, number: int) -> bool:
     """Give the space of a sample to spares if no batch from a number on has it. Returns whether that is so."""
     m, copy = s.ints, own_copy(s, rank, sample)
     spares = _row(m, rank, STAGING)
-    if copy < 0 or s.copies[copy, COPY_LAST] >= number or m[spares + FILL_NEXT] == m[spares + FILL_END]:
+    if copy < 0 or s.copy_last[copy] >= number or m[spares + FILL_NEXT] == m[spares + FILL_END]:
         return False
     if _is_absent(s, copy) or s.copies[copy, COPY_STATE] == PRESENT:
         m[_row(m, rank, s.copies[copy, COPY_TIER]) + SPACE] += s.sizes[sample]
