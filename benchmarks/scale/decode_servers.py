@@ -51,15 +51,24 @@ from _cpu_groups import GroupCounts, counts_of, cpu_groups, enter
 
 from penstock.loader import Loader
 from penstock.loader.decode_serving import serving
-from penstock.loader.transforms import Normalize, RandomHorizontalFlip, RandomResizedCrop, ToTensor
+from penstock.loader.transforms import (
+    ColorJitter,
+    Normalize,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    ToTensor,
+)
 from penstock.policy.decode_split import HERE, DecodeSplit
 from penstock.ranks.access import Address
 from penstock.ranks.decode_access import KEY
 from penstock.store import ImageFolder
 
+#: In the environment: whether colours are changed, too.
+JITTER = "DECODE_SERVERS_JITTER"
 TRANSFORMS = [
     RandomResizedCrop(224),
     RandomHorizontalFlip(),
+    *([ColorJitter(0.4, 0.4, 0.4)] if os.environ.get(JITTER) else []),
     ToTensor(),
     Normalize((0.485, 0.456, 0.406), (0.2, 0.2, 0.2)),
 ]
@@ -88,7 +97,9 @@ class Waiting:
 
 
 def make_photos(folder: Path, count: int) -> None:
-    """Write photographs of 500 x 375, about 80 kB each."""
+    """Write photographs of 500 x 375, about 80 kB each, unless there is a folder of images already."""
+    if folder.exists():
+        return
     random = np.random.default_rng(0)
     (folder / "a").mkdir(parents=True)
     for sample in range(count):
@@ -235,12 +246,12 @@ def running_servers(folder: Path, seats: Sequence[Seat], seconds: float) -> Iter
             process.communicate()
 
 
-def compare(photos: int, rounds: int, servers: int, wanted: float) -> None:
+def compare(images: Path | None, photos: int, rounds: int, servers: int, wanted: float) -> None:
     """Print rates alone, with a server that decodes, and with some that wait."""
     processors = sorted(os.sched_getaffinity(0))
     here, there = (processors[0], ""), (processors[-1], "")
     with tempfile.TemporaryDirectory() as name:
-        folder, os.environ[KEY.variable] = Path(name, "photos"), str(Path(name, "key"))
+        folder, os.environ[KEY.variable] = images or Path(name, "photos"), str(Path(name, "key"))
         make_photos(folder, photos)
         alone = [run_train(folder, [], here)]
         each_seconds = 1 / alone[0]["rate"]
@@ -266,7 +277,13 @@ def compare(photos: int, rounds: int, servers: int, wanted: float) -> None:
 
 
 def compare_shares(
-    photos: int, rounds: int, servers: int, wanted: float, share: float, period_seconds: float
+    images: Path | None,
+    photos: int,
+    rounds: int,
+    servers: int,
+    wanted: float,
+    share: float,
+    period_seconds: float,
 ) -> None:
     """Print rates alone and with servers that decode, where each process has a share of a processor."""
     names = ["training", *(f"server {number}" for number in range(1, servers + 1))]
@@ -281,8 +298,8 @@ def compare_shares(
         first, *others = sorted(os.sched_getaffinity(0))
         seated = [first, *itertools.islice(itertools.cycle(others or [first]), servers)]
         here, *there = zip(seated, map(str, groups.values()), strict=True)
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()), "photos")
-        os.environ[KEY.variable] = str(folder.with_name("key"))
+        own = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        folder, os.environ[KEY.variable] = images or own / "photos", str(own / "key")
         make_photos(folder, photos)
         addresses = stack.enter_context(running_servers(folder, there, 0.0))
         sides = {"alone": [], f"{servers} servers, {share:g} of a processor each": addresses}
@@ -427,6 +444,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--wanted", type=float, default=2.4, help="rate with these, over the training alone")
     parser.add_argument("--share", type=float, metavar="X", help="of a processor, that each process has")
     parser.add_argument("--period-ms", type=float, default=10.0, help="in which a process has its share")
+    parser.add_argument(
+        "--images", type=Path, metavar="DIR", help="a folder of images, in place of drawn ones"
+    )
+    parser.add_argument(
+        "--jitter", action="store_true", help="change brightness, contrast and saturation, too"
+    )
     for hidden in ("--train", "--serve"):
         parser.add_argument(hidden, help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
@@ -441,11 +464,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     elif given.sweep:
         sweep(4_000 if given.quick else 40_000)
     else:
+        if given.jitter:
+            os.environ[JITTER] = "1"
         photos, rounds = (24, 1) if given.quick else (given.samples, given.rounds)
         if given.share is None:
-            compare(photos, rounds, given.servers, given.wanted)
+            compare(given.images, photos, rounds, given.servers, given.wanted)
         else:
-            compare_shares(photos, rounds, given.servers, given.wanted, given.share, 1e-3 * given.period_ms)
+            compare_shares(
+                given.images, photos, rounds, given.servers, given.wanted, given.share, 1e-3 * given.period_ms
+            )
 
 
 if __name__ == "__main__":
