@@ -49,7 +49,10 @@ nitpick_ignore_regex = [
     ),  # which only sessions make
     ("py:.*", r"penstock\.measure\.snapshot_study\.SnapshotStudy"),  # which a paper and a command look at
     ("py:.*", r"penstock\.machine\.tables\.Table"),  # of which only the readers of files know
-    ("py:.*", r"penstock\.loader\.transforms\.(jpeg\.JpegHeader|memory\.(Memory|Need)|group\.Later)"),  # the loader's own
+    (
+        "py:.*",
+        r"penstock\.loader\.transforms\.(jpeg\.JpegHeader|memory\.(Memory|Need)|group\.Later)",
+    ),  # its own
     (
         "py:.*",
         r"penstock\.loader\.transforms\.(augment\.Border|geometry\.StepNumbers|pixels\.Pixels)",
