@@ -16,6 +16,7 @@ from penstock.loader.local_disk import KeptOnDisks
 from penstock.loader.resume import describe_object, describe_pixels
 from penstock.loader.transforms import Pipeline
 from penstock.loader.transforms.decoders import decoder_versions
+from penstock.loader.transforms.geometry import pixel_bytes
 from penstock.policy import Placement
 from penstock.policy.forms import CropForm
 from penstock.store.direct import new_memory
@@ -25,8 +26,9 @@ from penstock.store.write_behind import WriteBehind
 #: In front of a picture, whose size no other place knows: rows and columns.
 _HEAD = struct.Struct("<ii")
 HEAD_BYTES = CropForm.HEAD_BYTES
-#: Behind pixels: compiled loops may read a few bytes on, which weigh nothing.
-_SPARE_BYTES = 64
+#: Behind pixels whose rows are not known before they are read: compiled loops read on by three bytes for each weight of
+#: a pixel and 13 more, which weigh nothing. A crop is made of at most some dozens of pixels of a row for each of its own.
+_SPARE_BYTES = 1024
 
 Pixels = NDArray[np.uint8]
 
@@ -142,7 +144,7 @@ def head_of(content: Bytes) -> tuple[int, int]:
 
 def with_spare(pixels: Pixels) -> Pixels:
     """Return a copy of a picture, with bytes behind it that compiled loops may read."""
-    memory = np.empty(pixels.size + _SPARE_BYTES, np.uint8)
+    memory = np.empty(pixel_bytes(*pixels.shape[:2]), np.uint8)
     found = memory[: pixels.size].reshape(pixels.shape)
     found[...] = pixels
     return found

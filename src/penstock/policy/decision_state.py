@@ -96,7 +96,8 @@ def new_state(
     reads_peers = reads_peers if len(kept) > 1 and tiers > 0 else 0
     gives = hands_on or any(each.samples.size for each in due)
     origins = tiers + 2 + (tiers if reads_peers or gives else 0)
-    _check_counts(samples, kept, hands_on=hands_on)
+    listed = sum(each.samples.size for each in (*kept, *due)) + sum(each.size for each in spares)
+    _check_counts(samples, len(kept), listed, hands_on=hands_on)
     group = max(local_batch, 1 if extents is None else _MERGED_SAMPLES)
     mean_bytes = float(sizes_bytes.mean()) if samples else 0.0
     costs = cost_tables(machine, readers, max(mean_bytes, 1.0), maps_peers=maps_peers)[:origins]
@@ -142,15 +143,14 @@ def _where_samples_lie(
     return int(largest_paying_hole(mean_bytes, price)), extents.table
 
 
-def _check_counts(samples: int, kept: Sequence[Kept], *, hands_on: bool) -> None:
+def _check_counts(samples: int, ranks: int, copies: int, *, hands_on: bool) -> None:
     if samples >= _MOST_SAMPLES:
         raise ConfigError(
             f"the data set has {samples:,} samples; a loader takes fewer than {_MOST_SAMPLES:,}"
         )
-    copies = sum(each.samples.size for each in kept)
-    if copies >= _MOST_SAMPLES or ((copies or hands_on) and len(kept) > _MOST_RANKS):
+    if copies >= _MOST_SAMPLES or ((copies or hands_on) and ranks > _MOST_RANKS):
         raise ConfigError(
-            f"{len(kept):,} ranks keep {copies:,} samples together; up to {_MOST_RANKS:,} may keep fewer than "
+            f"{ranks:,} ranks keep {copies:,} samples together; up to {_MOST_RANKS:,} may keep fewer than "
             f"{_MOST_SAMPLES:,}: give them less memory"
         )
 
