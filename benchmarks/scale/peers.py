@@ -23,7 +23,8 @@ on N ranks that keep C each.
 
 Ranks ask by MPI between hosts alone, as those of one host map memory. So have MPI send by TCP here: for MPICH set
 UCX_TLS=tcp,self and MPIR_CVAR_NOLOCAL=1, for Open MPI give --bind-to none --mca pml ob1 --mca btl tcp,self. Else it
-copies from one process to the other, several times as fast as most networks.
+copies from one process to the other, several times as fast as most networks. A request is for 16 samples, or as many as
+TOGETHER=32 in the environment says: a loader asks for as many as come in about a millisecond.
 """
 
 from __future__ import annotations
@@ -360,7 +361,7 @@ def compare_simulated(samples: int, most_ranks: int) -> None:
 
 
 #: Of --link: samples of a request, requests on their way at once, and samples that the peer keeps.
-GROUP, IN_FLIGHT, KEPT, SAMPLE_BYTES = 16, 3, 512, 100_000
+GROUP, IN_FLIGHT, KEPT, SAMPLE_BYTES = int(os.environ.get("TOGETHER", "16")), 3, 512, 100_000
 
 
 class Nothing:
