@@ -26,18 +26,18 @@ _STRAYS = 3.0
 #: For how many epochs crops are made at most where the number is chosen: each more saves less, and takes as much space.
 MOST_EPOCHS = 8
 #: What each crop beside the first adds to a decoding, as a share of it: a larger region, and resampling. Measured:
-#: processor time of epochs in which three crops are kept, of 2,000 photographs of 104 and of 211 KB to 224 x 224: 0.24
-#: to 0.27; of the stages alone, 200 photographs of 500 x 400: 0.26 for two crops, 0.20 for three, 0.18 for five.
-CROP_SHARE = 0.25
+#: processor time of epochs in which three crops are kept, of 2,000 photographs of 104 and of 211 KB to 224 x 224: 0.19
+#: and 0.21; of the stages alone, 200 of these: 0.16.
+CROP_SHARE = 0.2
 #: What making a crop of decoded pixels takes, as a share of decoding and making it. Measured: processor time of epochs
-#: of 2,000 such photographs, the pixels in memory, with one thread and with three: 0.25.
-PIXELS_SHARE = 0.25
+#: of 2,000 such photographs, the pixels in memory, with three threads: 0.2.
+PIXELS_SHARE = 0.2
 #: What decoding a picture as a whole, and keeping its pixels, adds to decoding a crop. Measured: processor time of
 #: a first epoch of such photographs, less that of one without `keep=`: 0.51 of an epoch's.
 WHOLE_SHARE = 0.5
 #: The same of pixels that were just read from a disk, and so are in the processor's caches; reading comes besides.
-#: Measured: 0.21, eight at a time, and 0.24 of those in memory, by one thread.
-READ_PIXELS_SHARE = 0.21
+#: Measured: the same, from a disk whose pages the cache has: 0.14.
+READ_PIXELS_SHARE = 0.14
 #: What a thread decodes of photographs where nobody measured it. Measured: docs/benchmarks.md.
 _PHOTOGRAPH_BYTES_PER_SECOND = 150e6
 #: A disk has some samples in a form and the others as stored where that saves this share of an epoch's waits, or more.
