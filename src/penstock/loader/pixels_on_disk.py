@@ -27,7 +27,8 @@ from penstock.store.write_behind import WriteBehind
 _HEAD = struct.Struct("<ii")
 HEAD_BYTES = CropForm.HEAD_BYTES
 #: Behind pixels whose rows are not known before they are read: compiled loops read on by three bytes for each weight of
-#: a pixel and 13 more, which weigh nothing. A crop is made of at most some dozens of pixels of a row for each of its own.
+#: a pixel and 13 more, which weigh nothing. A crop is made of at most some dozens of pixels of a row for each of its
+#: own.
 _SPARE_BYTES = 1024
 
 Pixels = NDArray[np.uint8]
