@@ -448,7 +448,6 @@ def answer(how: str, sample: int) -> dict[str, int] | None:
     [
         (lambda how: partial(answer, how), answer),
         (lambda how: Answer(how).of, Answer.of),
-        (Answer, Answer.__call__),
         (lambda how: named_nowhere(how), None),
     ],
 )
@@ -468,16 +467,22 @@ def named_nowhere(how: str) -> Any:
     return lambda sample: answer(how, sample)
 
 
-def test_a_function_that_changes_in_place_what_the_data_set_keeps_is_warned_about(tmp_path: Path) -> None:
+def test_a_function_that_makes_other_samples_each_time_is_warned_about(tmp_path: Path) -> None:
     def halved(sample: np.ndarray) -> np.ndarray:
         sample //= 2
         return sample
 
-    rows = np.arange(48).reshape(12, 4)
-    with pytest.warns(
-        RuntimeWarning, match=r"<locals>\.halved \(.* made other arrays when it was called twice"
-    ):
-        batches(mapped(list(rows), halved))
+    def noisy(sample: np.ndarray) -> np.ndarray:
+        return sample + own.random(4)
+
+    own, rows = np.random.default_rng(0), np.arange(48).reshape(12, 4)
+    for function, before in ((noisy, rows), (halved, rows.copy())):
+        causes = (
+            r"changes in place .*\(have it change a copy\), or it or the data set draws .*a parameter rng"
+        )
+        name = rf"<locals>\.{function.__name__} \(.* made other arrays when it was called twice for "
+        with pytest.warns(RuntimeWarning, match=name + f".*{causes}"):
+            batches(mapped(list(before), function))
     np.save(tmp_path / "rows.npy", rows)
     for fresh in (
         mapped(list(rows), lambda row: row // 2),

@@ -506,7 +506,7 @@ def samples_of_data_set(
         draws = draws or decoder.draws
     else:
         example = fetcher.example(probes, calls, on_error_raise=config.on_error == "raise")
-        _warn_of_changes_in_place(fetcher, *example, calls)
+        _warn_unless_made_again(fetcher, *example, calls)
         more = _more_of(fetcher, [each for each in probes if each != example[0]], calls) if unequal else []
         decoder = SampleDecoder(
             example,
@@ -564,8 +564,8 @@ def _warn_of_global_draws(who: str, whom: str, libraries: set[str]) -> None:
     )
 
 
-def _warn_of_changes_in_place(fetcher: DatasetFetcher, sample: int, value: Any, calls: Calls) -> None:
-    """Warn where a function that makes samples changes what its data set keeps of one: a second call shows it.
+def _warn_unless_made_again(fetcher: DatasetFetcher, sample: int, value: Any, calls: Calls) -> None:
+    """Warn where a second call of a function that makes samples makes another one, whatever it is that changes.
 
     value: what the first one returned.
     """
@@ -575,8 +575,9 @@ def _warn_of_changes_in_place(fetcher: DatasetFetcher, sample: int, value: Any, 
     before = content_of(value)
     if any(content_of(again) != before for again in _more_of(fetcher, [sample], calls)):
         warnings.warn(
-            f"{by} made other arrays when it was called twice for {fetcher.describe(sample)}: it changes in place what "
-            "the data set keeps, so that each epoch has other samples. Have it change a copy",
+            f"{by} made other arrays when it was called twice for {fetcher.describe(sample)}, so that no seed repeats "
+            "a run: it changes in place what the data set keeps (have it change a copy), or it or the data set draws "
+            "from a generator of its own (have it take a parameter rng)",
             RuntimeWarning,
             stacklevel=2,
         )
