@@ -160,8 +160,12 @@ def test_long_texts_are_made_several_batches_at_once_but_two_where_one_array_hol
     )
 
 
-def test_four_batches_of_larger_arrays_are_made_together_two_to_an_array_and_none_is_kept() -> None:
-    data = Made(lambda index: (np.full(30_000, index, np.uint8), f"text {index}"), COUNT)
+@for_each(("sample_bytes", "most", "in_array"), [(20_000, 6, 3), (30_000, 4, 2)])
+def test_batches_of_larger_arrays_are_made_together_few_to_an_array_and_none_is_kept(
+    sample_bytes: int, most: int, in_array: int
+) -> None:
+    """Together 1 MiB, of eight samples each; in an array 512 KiB, or two."""
+    data = Made(lambda index: (np.full(sample_bytes, index, np.uint8), f"text {index}"), COUNT)
     with load(data, Alternating(10_000), ragged=(), shuffle=False, epochs=1) as loader:
         own, found, together = loader._parts.own_thread, list[Any](), list[int]()
         for images, texts in loader:
@@ -171,7 +175,7 @@ def test_four_batches_of_larger_arrays_are_made_together_two_to_an_array_and_non
         own.forget_made()
 
         assert found == [(index, f"text {index}") for index in range(COUNT)]
-        assert (max(together), own._steps_in_array) == (4, 2), "1 MiB of batches of 240 KB"
+        assert (max(together), own._most_steps, own._steps_in_array) == (4, most, in_array)
         assert not [slot for slot in loader._parts.setup.beside._slots if slot >= MADE]
 
 
