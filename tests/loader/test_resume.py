@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -14,11 +15,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from tests.for_each import for_each
 from tests.store.tar_files import write
 from tests.store.tfrecord_files import Feature, write_records
 from torch.utils.data import Subset
 
+import penstock.torch
 from penstock.errors import ClosedError, ConfigError
 from penstock.loader import Loader, LoaderConfig, PackedDocuments, SourceSamples, TarSamples, mapped
 from penstock.loader.local_disk import fingerprint_of
@@ -721,11 +724,16 @@ def load_samples(function: Any = by_factor, **options: Any) -> Loader:
         ({}, {"padded": None, "ragged": ["x"]}, r"samples.ragged was \[\] and is \['x'\]"),
         ({}, {"optional": {"x": np.ones(1, int)}}, "samples.optional was"),
         ({}, {"optional": None}, r"samples.optional was .* and is \[\] here"),
-        ({}, {"function": halved}, r"samples.functions was \['by_factor .* and is \['halved "),
         (
-            {"function": partial(by, 2)},
-            {"function": partial(by, 3)},
-            r"samples.functions was \['partial .* and is \['partial",
+            {},
+            {"function": halved},
+            rf"samples.functions was {__name__}\.by_factor \(test_resume.py:\d+\) with the code [0-9a-f]{{16}} and is "
+            rf"{__name__}\.halved \(test_resume.py:\d+\) with the code [0-9a-f]{{16}} here",
+        ),
+        (
+            {"function": halved},
+            {"function": dict},
+            r"functions was .*halved .* and is builtins.dict with the code",
         ),
     ],
 )
@@ -747,12 +755,96 @@ def test_how_samples_are_made_and_joined_is_compared_where_a_state_says_it(
         assert other.position == (1, 0)
 
 
-def test_what_a_function_refers_to_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+class Factor:
+    """Keeps a value of its process, which cannot be pickled, and what it was called with."""
+
+    def __init__(self, factor: int) -> None:
+        self.factor, self.lock, self.seen = factor, threading.Lock(), list[int]()
+
+    def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
+        self.seen.append(len(sample["x"]))
+        return {"x": self.factor * sample["x"]}
+
+
+def of_rank(rank: int) -> Any:
+    return lambda sample: by(rank, sample)
+
+
+@for_each("make", [lambda rank: partial(by, rank), Factor, of_rank, lambda rank: Factor(rank).__call__])
+def test_a_function_may_use_other_values_on_each_rank_and_in_each_run(make: Any) -> None:
+    with load_samples(make(1)) as loader, load_samples(make(2)) as other:
+        list(loader)
+        state = loader.state_dict()
+        assert other.state_at(1, 0) == state
+        other.load_state_dict(json.loads(json.dumps(state)))
+        assert other.position == (1, 0)
+
+
+def test_a_variable_of_a_module_is_no_code(monkeypatch: pytest.MonkeyPatch) -> None:
     with load_samples() as loader:
         state = loader.state_dict()
-    monkeypatch.setattr("tests.loader.test_resume.FACTOR", 3)
-    with pytest.raises(ConfigError, match=r"samples.functions was \['by_factor"):
-        load_samples(state=state)
+        monkeypatch.setattr("tests.loader.test_resume.FACTOR", 3)
+        with load_samples(state=state) as other:
+            assert other.state_dict() == state
+
+
+def test_functions_are_looked_at_when_a_state_is_asked_for_not_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked = list[Any]()
+    monkeypatch.setattr("penstock.loader.resume.digest_of_code", lambda function: looked.append(function))
+    with load_samples() as loader:
+        list(loader)
+        assert not looked
+        loader.state_dict()
+    assert looked == [by_factor]
+
+
+def test_a_file_or_line_of_the_same_code_may_be_another() -> None:
+    with load_samples() as loader:
+        state = loader.state_dict()
+        state["samples"]["function_names"] = ["before.by_factor (before.py:1)"]
+        loader.load_state_dict(state)
+        state["samples"]["functions"] = ["0" * 16]
+        with pytest.raises(
+            ConfigError, match=r"before\.by_factor \(before\.py:1\) with the code 0{16} and is "
+        ):
+            loader.load_state_dict(state)
+
+
+@for_each(
+    ("one", "other"),
+    [
+        (torch.zeros(3, dtype=torch.bfloat16), torch.ones(3, dtype=torch.bfloat16)),
+        (torch.zeros(3, dtype=torch.float8_e4m3fn), torch.zeros(3, dtype=torch.float8_e5m2)),
+        (torch.zeros(3, requires_grad=True), torch.ones(3, requires_grad=True)),
+        (np.zeros(3), np.zeros(3, np.float32)),
+    ],
+)
+def test_defaults_of_any_type_that_a_loader_takes_are_compared(one: Any, other: Any) -> None:
+    def load(default: Any) -> Any:
+        data = [{"x": default}, {}]
+        return penstock.torch.Loader(
+            data, batch_size=1, epochs=1, shuffle=False, optional={"x": default}, report=None
+        )
+
+    with load(one) as loader, load(one) as same, load(other) as differing:
+        list(loader)
+        state = loader.state_dict()
+        same.load_state_dict(state)
+        with pytest.raises(ConfigError, match=r"samples\.optional was"):
+            differing.load_state_dict(state)
+
+
+def test_defaults_that_are_equal_in_two_processes_are_described_alike() -> None:
+    def described(*parts: int) -> Any:
+        default = {"a": set(parts), "b": [Factor(1), frozenset(parts)]}
+        options = {"padded": None, "collate_fn": list, "optional": {"x": np.ones(1, int), "y": default}}
+        with load_samples(dict, **options) as loader:
+            return loader.state_dict()["samples"]["optional"]
+
+    assert described(0, 8) == described(8, 0), "of which each is the other's order"
+    assert described(0, 8) != described(0, 9)
 
 
 def damaged() -> Sequence[tuple[Any, str]]:

@@ -19,6 +19,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from numpy.typing import NDArray
+
 from penstock.errors import ConfigError
 from penstock.loader.config import BOTH_OR_NEITHER, HOST, HOSTS, LoaderConfig
 from penstock.loader.dataset import MapDataset
@@ -138,6 +140,7 @@ def placed(config: LoaderConfig, mesh: Any) -> LoaderConfig:
 def open_together(
     config: LoaderConfig,
     calls: Calls,
+    as_array: Callable[[Any], NDArray[Any] | None],
     *,
     ranks: Callable[[], Ranks] | None = None,
     is_of_mesh: bool = False,
@@ -145,7 +148,7 @@ def open_together(
 ) -> Agreed:
     """Open the source and plan the run as all ranks do, after all ranks were compared; all of them call this.
 
-    config: of `placed`. calls: what the source is listed with.
+    config: of `placed`. calls: what the source is listed with. as_array: of the front end.
     ranks: makes those to compare; None: the ranks of this process's job, if it is in one. One rank of a plan compares
         nothing, unless it is of a mesh, along which others read the same samples.
     state: from which the run resumes; a seed that is left out is the state's.
@@ -175,7 +178,7 @@ def open_together(
         data = describe_data(source)
         found.append((source, data))
         return {
-            "values": _values_of(config, source, samples_of(source, calls), data, state),
+            "values": _values_of(config, source, samples_of(source, calls), data, state, as_array),
             "place": [config.rank, config.world_size],
             "source": data_of(source).place,
             "drawn": drawn,
@@ -213,7 +216,12 @@ def _ranks_of(
 
 
 def _values_of(
-    config: LoaderConfig, source: Source | MapDataset, samples: int, data: dict[str, JSON], state: object
+    config: LoaderConfig,
+    source: Source | MapDataset,
+    samples: int,
+    data: dict[str, JSON],
+    state: object,
+    as_array: Callable[[Any], NDArray[Any] | None],
 ) -> dict[str, JSON]:
     """Return what must be equal on all ranks, by name; less where there can be no plan."""
     values: dict[str, JSON] = {
@@ -235,7 +243,7 @@ def _values_of(
     pipeline = None
     if isinstance(source, Source):
         pipeline = pipeline_of(config, source, runs=False)
-    described = describe_run(plan, source, pipeline, data, config=config)
+    described = describe_run(plan, source, pipeline, data, config=config, as_array=as_array)
     return values | {"split": describe_object(plan.split)} | dict(flat_values(described))
 
 

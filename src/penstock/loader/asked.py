@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
-from penstock.errors import ConfigError, printable
+from penstock.errors import ConfigError
 from penstock.plan.random import derive_key, generator_for
 
 #: By which a function asks for them.
@@ -26,20 +25,6 @@ def _parameters(function: Callable[..., Any] | None) -> Mapping[str, inspect.Par
         return {} if function is None else inspect.signature(function).parameters
     except (TypeError, ValueError):
         return {}
-
-
-def name_of_code(function: Any) -> str:
-    """Name code of a user for messages, by module and qualified name, with file and line where it is Python.
-
-    A `functools.partial` is named by what it calls, an object by its method that is called.
-    """
-    while isinstance(function, partial):
-        function = function.func
-    named = function if hasattr(function, "__qualname__") else type(function).__call__
-    module = getattr(named, "__module__", None)
-    code = getattr(inspect.unwrap(named), "__code__", None)
-    at = "" if code is None else f" ({code.co_filename}:{code.co_firstlineno})"
-    return printable(f"{module}.{named.__qualname__}{at}" if module else f"{named.__qualname__}{at}")
 
 
 class SampleCode:

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from penstock.errors import ConfigError, DataError
 from penstock.flow.staging import ROW
 from penstock.flow.work import Brought
-from penstock.loader.asked import SampleCode, name_of_code
+from penstock.loader.asked import SampleCode
 from penstock.loader.global_draws import drawn_since, global_states
+from penstock.loader.user_code import name_of_code
 from penstock.policy import Load
 
 #: What makes a batch of the samples of a step; it may ask for `epoch` and `rng`, see `penstock.loader.asked`.

@@ -115,7 +115,12 @@ class Loader(Closeable):
         self._is_made = False
         with closing(self._opening()) as opening:
             self._agreed = open_together(
-                config, opening.calls, ranks=ranks, is_of_mesh=mesh is not None, state=state
+                config,
+                opening.calls,
+                front_end.as_array,
+                ranks=ranks,
+                is_of_mesh=mesh is not None,
+                state=state,
             )
             try:
                 self._make_together(opening.calls, first_of(state), state)
@@ -265,7 +270,7 @@ class Loader(Closeable):
         Before `start` and the first batch. Threads, memory, policy, ranks and the split may be others than they were;
         epochs may be more. What fixes the batches must be the same.
         state: of `state_dict` or `state_at`. allow: what may differ all the same: "plan", "data", "transforms",
-            "pixels", or one of their values, such as "plan.order".
+            "pixels", "samples", or one of their values, such as "plan.order".
         Where ranks were compared when the loader was made, all of them call this and resume from the same step.
         Raises: ConfigError naming what differs, both values and what to do, if it is no state, or if the loader has
             begun; ClosedError after `close`; WaitTimeout naming the ranks that do not call.

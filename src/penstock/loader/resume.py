@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import operator
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from copy import deepcopy
 from functools import partial
 from importlib.metadata import version
@@ -18,18 +18,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xxhash
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from penstock.errors import ConfigError
-from penstock.flow.channel import Reducers
 from penstock.loader.dataset import MapDataset
 from penstock.loader.documents import PackedDocuments
-from penstock.loader.row_code import code_of
 from penstock.loader.source_samples import Mapped, MappedWithDraws, OverSource
 from penstock.loader.transforms import Pipeline
 from penstock.loader.transforms.decoders import choose_decoder, decoder_versions
 from penstock.loader.transforms.foreign import Called
 from penstock.loader.transforms.stages import name_of
+from penstock.loader.user_code import digest_of_code, name_of_code
 from penstock.plan import AccessPlan
 from penstock.plan.orders import LARGEST_EPOCH, CutOrder, DescribedOrder, Order, even_from
 from penstock.plan.serialise import write_order
@@ -51,6 +50,8 @@ _MOST_CHARACTERS = 400
 _AT_ONCE, _EPOCHS = 1 << 20, 8
 #: What a state has of how samples of a data set become batches.
 _SAMPLES = "samples"
+#: Of it, digests of the functions that make samples; and their names, for messages, which are not compared.
+_FUNCTIONS, _FUNCTION_NAMES = f"{_SAMPLES}.functions", f"{_SAMPLES}.function_names"
 #: By a decoder's name, that of its package where it is another.
 _PACKAGES = {"opencv": "opencv-python-headless"}
 
@@ -63,7 +64,8 @@ def describe_run(
     draws_seed: int | None = None,
     *,
     config: LoaderConfig,
-    functions: Sequence[str] | None = None,
+    as_array: Callable[[Any], NDArray[Any] | None],
+    has_functions: bool = False,
 ) -> dict[str, JSON]:
     """Return what fixes which samples each global step has, and their bits.
 
@@ -71,7 +73,8 @@ def describe_run(
     data: of `describe_data`, where that was asked before.
     draws_seed: of the generators that a data set asks for, where it does.
     config: of which mix_images, optional, ragged and padded count here.
-    functions: of `describe_functions`; None where ranks are compared, whose functions may use their rank.
+    as_array: of the front end.
+    has_functions: whether those count that make samples; not where ranks are compared before they save anything.
     """
     described: dict[str, JSON] = {
         "penstock": version("penstock"),
@@ -98,31 +101,29 @@ def describe_run(
         if pipeline.is_visual:
             described["pixels"] = describe_pixels()
         return described
-    defaults = [f"{name}: {_describe_value(value)}" for name, value in (config.optional or {}).items()]
+    defaults = [
+        f"{name}: {_describe_value(value, as_array)}" for name, value in (config.optional or {}).items()
+    ]
     ragged = sorted(name for name, how in config.unequal.items() if how is None)
     padded = sorted(f"{name}: {how!r}" for name, how in config.unequal.items() if how is not None)
     of_samples = {"optional": sorted(defaults), "ragged": ragged, "padded": padded}
-    if functions is not None:
-        of_samples["functions"] = [*functions]
+    if has_functions:
+        functions = _functions_of(source)
+        of_samples["functions"] = list(map(digest_of_code, functions))
+        of_samples["function_names"] = [name_of_code(each, with_folder=False) for each in functions]
     described[_SAMPLES] = {name: _shortened(values) for name, values in of_samples.items()}
     if draws_seed is not None:
         described["draws"] = {"seed": int(draws_seed)}
     return described
 
 
-def describe_functions(data: Any, reducers: Reducers) -> list[str]:
-    """Return name and digest of each function that makes samples of a data set, the outermost first; see `code_of`.
-
-    reducers: how some types are pickled, in place of their own way.
-    """
+def _functions_of(data: Any) -> list[Callable[..., Any]]:
+    """Return the functions of `mapped` that make samples of a data set, the outermost first."""
     if isinstance(data, Mixed):
-        return [each for source in data.sources for each in describe_functions(source, reducers)]
+        return [each for source in data.sources for each in _functions_of(source)]
     if isinstance(data, PackedDocuments):
-        return describe_functions(data.dataset, reducers)
-    if not isinstance(data, Mapped | MappedWithDraws):
-        return []
-    own = f"{name_of(data.function)} {code_of(data.function, reducers)}"
-    return [own, *describe_functions(data.source, reducers)]
+        return _functions_of(data.dataset)
+    return [data.function, *_functions_of(data.source)] if isinstance(data, Mapped | MappedWithDraws) else []
 
 
 def describe_pixels() -> dict[str, JSON]:
@@ -158,14 +159,16 @@ def read_state(
     saved = dict(flat_values(state))
     if _SAMPLES not in state:  # written by a Penstock that did not compare these
         here = {name: value for name, value in here.items() if not name.startswith(f"{_SAMPLES}.")}
-    differing = [name for name in here if not _is_same(saved.get(name), here[name])]
+    differing = [
+        name for name in here if name != _FUNCTION_NAMES and not _is_same(saved.get(name), here[name])
+    ]
     refused = [
         name
         for name in differing
         if not any(f"{name}.".startswith(f"{each}.") for each in ("penstock", *allow))
     ]
     if refused:
-        both = [f"{name} was {saved.get(name)!r:.200} and is {here[name]!r:.200} here" for name in refused]
+        both = [f"{name} was {_shown(name, saved)} and is {_shown(name, here)} here" for name in refused]
         raise ConfigError(
             f"state is of another run: {', '.join(both)}: batches would be others. Make the loader as it was, or go on "
             f"all the same with allow={[*allow, *refused]!r}"
@@ -243,6 +246,17 @@ def _checked(state: object) -> dict[str, Any]:
     return found
 
 
+def _shown(name: str, values: Mapping[str, Any]) -> str:
+    """Return a value of a state for messages: of functions their names, too, as the code of one may have changed."""
+    value, names = values.get(name), values.get(_FUNCTION_NAMES)
+    if name != _FUNCTIONS or not isinstance(value, list) or not isinstance(names, list):
+        return f"{value!r:.200}"
+    return (
+        ", ".join(f"{each} with the code {digest}" for each, digest in zip(names, value, strict=False))
+        or "none"
+    )
+
+
 def _is_same(saved: Any, here: Any) -> bool:
     """Return whether two values are equal. Of two listed orders, one may list more epochs."""
     if isinstance(saved, dict) and isinstance(here, dict) and "epochs" in here:
@@ -271,8 +285,12 @@ def describe_object(step: Any) -> str:
         text = f"partial({describe_object(step.func)}, {step.args!r}, {step.keywords!r})"
     else:
         text = name_of(step) if hasattr(step, "__qualname__") else repr(step)
-    # Addresses are others in each process.
-    return name_of(step) if text.startswith("<") else re.sub(" at 0x[0-9a-f]+", "", text)
+    return name_of(step) if text.startswith("<") else _without_addresses(text)
+
+
+def _without_addresses(text: str) -> str:
+    """Return what an object shows of itself less what is another in each process."""
+    return re.sub(" at 0x[0-9a-f]+", "", text)
 
 
 def _shortened(steps: list[str]) -> JSON:
@@ -280,15 +298,28 @@ def _shortened(steps: list[str]) -> JSON:
     return [*steps] if len(text) <= _MOST_CHARACTERS else xxhash.xxh3_128_hexdigest(text.encode())
 
 
-def _describe_value(value: Any) -> str:
+def _describe_value(value: Any, as_array: Callable[[Any], NDArray[Any] | None]) -> str:
     """Return a default of `optional=` as it is written, or a digest of one that is an array or long."""
-    array = np.asarray(value) if hasattr(value, "__array__") else None
-    if array is None or array.dtype.kind not in "biufc":
-        text = repr(value)
+    array = as_array(value) if hasattr(value, "__array__") else None
+    if array is None:
+        text = _text_of(value)
         return text if len(text) <= _MOST_CHARACTERS else xxhash.xxh3_128_hexdigest(text.encode())
-    digest = xxhash.xxh3_128()
+    digest = xxhash.xxh3_128(str(array.dtype).encode())  # of types that NumPy does not know it has the name
     add_array(digest, array)
     return digest.hexdigest()
+
+
+def _text_of(value: Any) -> str:
+    """Return what a value shows of itself in any process: a set has no order, and other objects an address."""
+    if isinstance(value, dict):
+        parts = [f"{_text_of(key)}: {_text_of(each)}" for key, each in value.items()]
+    elif isinstance(value, list | tuple | set | frozenset):
+        parts = list(map(_text_of, value))
+    else:
+        return _without_addresses(repr(value))
+    if isinstance(value, set | frozenset):
+        parts.sort()
+    return f"{type(value).__name__}({', '.join(parts)})"
 
 
 def _describe_order(order: Order, epochs: int) -> JSON:

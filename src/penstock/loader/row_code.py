@@ -96,18 +96,6 @@ def row_code(dataset: Any, optional: Any, reducers: Reducers) -> RowCode:
     return RowCode(f"{place} ({len(dataset):,})", data.hexdigest(), code.hexdigest(), versions.hexdigest())
 
 
-def code_of(function: Any, reducers: Reducers) -> str:
-    """Return a digest of what a function does, and of what it refers to; see `row_code`, with which it agrees.
-
-    What of it cannot be pickled counts by its type.
-    """
-    walk = _Walk(reducers)
-    own = xxhash.xxh3_64()
-    walk.add_value(function, own)
-    walk.add_code()
-    return _digest_of_text(own.hexdigest(), sorted(walk.code)).hexdigest()
-
-
 class _Walk:
     """Goes from a data set's state to its classes, and from code to what it refers to by name, as far as that is the
     user's; of libraries the version counts.
@@ -163,11 +151,11 @@ class _Walk:
         for name, each in sorted(vars(value).items()):
             if name not in _NOT_COUNTED:
                 digest.update(name.encode())
-                self.add_value(_function_in(each), digest)
+                self._add_value(_function_in(each), digest)
 
     def _add_function(self, value: FunctionType, digest: xxhash.xxh3_64) -> None:
         for each in (value.__defaults__, value.__kwdefaults__, *_variables_around(value)):
-            self.add_value(each, digest)
+            self._add_value(each, digest)
         # A library's wrapper around a function of the user's.
         if self.is_library(value.__globals__.get("__name__") or ""):
             return
@@ -179,7 +167,7 @@ class _Walk:
                 if isinstance(found, ModuleType):
                     modules.append(found)
                 else:
-                    self.add_value(found, digest)
+                    self._add_value(found, digest)
         self._add_modules(modules, names, digest)
 
     def _add_modules(self, modules: list[ModuleType], names: dict[str, None], digest: xxhash.xxh3_64) -> None:
@@ -195,7 +183,7 @@ class _Walk:
                 if isinstance(found, ModuleType):
                     modules.append(found)
                 else:
-                    self.add_value(found, digest)
+                    self._add_value(found, digest)
 
     def _imported_by(self, function: FunctionType) -> Iterator[ModuleType]:
         """Yield the modules of the user's that a function imports when it is called; libraries are not imported."""
@@ -226,9 +214,9 @@ class _Walk:
             if isinstance(each, CodeType):
                 yield from self._add_instructions(each, digest)
             else:
-                self.add_value(each, digest)
+                self._add_value(each, digest)
 
-    def add_value(self, value: Any, digest: xxhash.xxh3_64) -> None:
+    def _add_value(self, value: Any, digest: xxhash.xxh3_64) -> None:
         """Digest what code refers to: a constant, a function. Of what cannot be pickled, such as a lock, the type."""
         found = xxhash.xxh3_64()
         try:

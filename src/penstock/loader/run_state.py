@@ -9,7 +9,7 @@ from typing import Any
 from penstock.errors import ConfigError
 from penstock.loader.agreeing import Agreed
 from penstock.loader.front_end import FrontEnd
-from penstock.loader.resume import describe_functions, describe_run, read_state, seed_of_state, write_state
+from penstock.loader.resume import describe_run, read_state, seed_of_state, write_state
 from penstock.loader.setup import Setup
 from penstock.trace.trace import JSON
 
@@ -19,8 +19,7 @@ class RunState:
 
     def __init__(self, agreed: Agreed, setup: Setup, front_end: FrontEnd, *, is_seed_drawn: bool) -> None:
         self._agreed, self._setup, self._is_seed_drawn = agreed, setup, is_seed_drawn
-        # Now, as in any process before its first batch: what a function keeps of its calls counts, too.
-        self._functions = describe_functions(setup.source, front_end.reducers)
+        self._as_array = front_end.as_array
 
     @cached_property
     def _described(self) -> dict[str, JSON]:
@@ -32,7 +31,8 @@ class RunState:
             agreed.data,
             setup.draws_seed,
             config=agreed.config,
-            functions=self._functions,
+            as_array=self._as_array,
+            has_functions=True,
         )
 
     def at(self, epoch: int, step: int) -> dict[str, Any]:

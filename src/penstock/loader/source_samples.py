@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import ConfigError, DataError
-from penstock.loader.asked import NAMES, AskedDataset, InnerCode, asked_by, each_of, known, name_of_code
+from penstock.loader.asked import NAMES, AskedDataset, InnerCode, asked_by, each_of, known
 from penstock.loader.structure import as_json_leaf
 from penstock.loader.transforms.stages import describe
+from penstock.loader.user_code import name_of_code
 from penstock.store import Numeric, Source
 from penstock.store.group import Bytes, Ids, read_group
 from penstock.store.labels import labels_of
