@@ -26,16 +26,27 @@ from penstock.flow.work import InParts, Request
 from penstock.loader import Loader, decode_work
 from penstock.loader.decode_servers import DecodeServers, ServedFetcher, _Counter
 from penstock.loader.decode_serving import serving
-from penstock.loader.decode_work import CropMaker, StoredSamples, maker_of
+from penstock.loader.decode_work import CropMaker, StoredSamples, describe_work, maker_of, steps_served
 from penstock.loader.opened import reader_of
 from penstock.loader.transforms import (
     CenterCrop,
     ColorJitter,
+    GaussianBlur,
+    Grayscale,
     Normalize,
+    Pad,
+    RandAugment,
+    RandomApply,
+    RandomErasing,
+    RandomGrayscale,
     RandomHorizontalFlip,
     RandomResizedCrop,
+    RandomRotation,
+    RandomVerticalFlip,
     Resize,
     ToTensor,
+    TrivialAugmentWide,
+    compile_pipeline,
 )
 from penstock.loader.transforms.memory import DecodeMemory
 from penstock.policy.decisions import SOURCE_TOGETHER
@@ -54,6 +65,18 @@ RANDOM = [
     ToTensor(),
     Normalize((0.4, 0.5, 0.6), (0.2, 0.3, 0.25)),
 ]
+CROP = [RandomResizedCrop(20, interpolation="bicubic"), RandomHorizontalFlip()]
+JITTER = ColorJitter(0.4, 0.4, 0.4, 0.1)
+
+
+def inverted(picture: Any) -> Any:
+    """A user's own step, which writes to what it is given."""
+    picture[:] = 255 - picture
+    return picture
+
+
+class OwnGrayscale(Grayscale):
+    """A user's own step, which looks like one of Penstock's."""
 
 
 @pytest.fixture(scope="module")
@@ -133,6 +156,13 @@ def batches_of(
         pytest.param(RANDOM, {"layout": "NHWC", "dtype": "float16"}, marks=pytest.mark.slow),
         ([Resize(25), CenterCrop(20), ColorJitter(brightness=0.5), ToTensor()], {}),
         pytest.param(RANDOM[:2], {"dtype": "uint8"}, marks=pytest.mark.slow),
+        (
+            [*CROP, JITTER, RandAugment(), RandomGrayscale(0.3), *RANDOM[2:], RandomErasing(0.9)],
+            {"layout": "NHWC", "dtype": "bfloat16"},
+        ),
+        ([*CROP, RandomErasing(0.9, value=9), RandomVerticalFlip(), inverted, JITTER, *RANDOM[2:]], {}),
+        ([*CROP, Grayscale(), JITTER, CenterCrop(16), ToTensor()], {}),
+        ([*CROP, RandomApply([JITTER], 0.7), TrivialAugmentWide(), ToTensor()], {"dtype": "float64"}),
     ],
 )
 def test_batches_are_those_without_servers_bit_by_bit(photos: Path, transforms: Any, arguments: Any) -> None:
@@ -154,6 +184,76 @@ def test_batches_are_those_without_servers_bit_by_bit(photos: Path, transforms: 
     # What is damaged is found out by who decodes it here.
     assert missed <= EPOCHS
     assert one.made + other.made == count + missed
+
+
+@pytest.mark.parametrize(
+    ("behind", "count"),
+    [
+        ([], 0),
+        ([JITTER, RandAugment(), RandomVerticalFlip(), RandomErasing(), ToTensor()], 4),
+        (
+            [
+                RandomApply([GaussianBlur(3), RandomRotation(5)]),
+                TrivialAugmentWide(fill=(1, 2, 3)),
+                ToTensor(),
+            ],
+            2,
+        ),
+        ([JITTER, inverted, Grayscale(), ToTensor()], 1),
+        ([OwnGrayscale(), JITTER, ToTensor()], 0),
+        ([RandomApply([OwnGrayscale()]), ToTensor()], 0),
+        ([RandomApply([Pad(2)]), CenterCrop(20), ToTensor()], 0),
+        ([Grayscale(), CenterCrop(16), ToTensor()], 1),
+        ([RandomGrayscale(cast("float", np.float32(0.1))), ToTensor()], 0),
+        ([ToTensor(), RandomErasing()], 0),
+    ],
+)
+def test_servers_make_the_crop_and_the_named_steps_behind_it_that_leave_its_size(
+    photos: Path, behind: list[Any], count: int
+) -> None:
+    pipeline = compile_pipeline(
+        [*CROP, *behind], 0, "float32" if ToTensor() in behind else "uint8", runs=False
+    )
+
+    assert steps_served(pipeline) == ([2 + count, 2] if count else [2])
+    described = json.loads(describe_work(pipeline, ImageFolder(photos), 2 + count))
+    assert [decode_work._step_of(each) for each in described["steps"]] == [*CROP, *behind][: 2 + count]
+
+
+@pytest.mark.usefixtures("servers_first")
+def test_a_server_whose_processor_makes_other_bytes_of_a_crop_makes_the_crop_alone(
+    photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial, other, seen, lines = decode_work._trial, itertools.count(), list[DecodeServers](), list[str]()
+    monkeypatch.setattr(
+        decode_work, "_trial", lambda steps: f"{trial(steps)} {next(other) if JITTER in steps else ''}"
+    )
+    transforms = [*CROP, JITTER, ToTensor()]
+    alone = batches_of(photos, transforms, [])
+
+    with server(photos) as (_, address):
+        served = batches_of(photos, transforms, [address], seen.append, report=lines.append)
+
+    assert served == alone
+    assert (seen[0].steps, seen[0].served > 0) == (2, True)
+    assert any(
+        f"decode server {address} refuses: steps behind the crop make other bytes here" in line
+        and "servers make crops alone" in line
+        for line in lines
+    )
+
+
+def test_the_trial_of_steps_tells_one_from_another() -> None:
+    some: list[list[Any]] = [
+        [],
+        [JITTER],
+        [Grayscale()],
+        [RandAugment()],
+        [RandAugment(magnitude=10)],
+        [JITTER, Grayscale()],
+    ]
+    assert len({decode_work._trial(steps) for steps in some}) == len(some)
+    assert decode_work._trial([*CROP, JITTER]) == decode_work._trial([JITTER])
 
 
 class OneServer:
@@ -335,7 +435,7 @@ class FewPeers:
 def test_a_server_that_does_not_answer_or_refuses_in_mid_run_is_reported_once() -> None:
     peers, lines = FewPeers(), list[str]()
     addresses = [Address("a", 7447), Address("b", 7447)]
-    servers = DecodeServers(cast("RemotePeers", peers), addresses, 10, (2, 2, 3), lines.append)
+    servers = DecodeServers(cast("RemotePeers", peers), addresses, 10, (2, 2, 3), 1, lines.append)
 
     for silent, refused in (
         ([], {}),
@@ -379,7 +479,7 @@ def test_a_server_of_other_data_version_or_decoder_is_refused_in_one_line(
         assert "other data than" in refusal(address).replace("another data", "other data")
         (tmp_path / "00.jpg").rename(photos / "a" / "00.jpg")
         (photos / "a" / "more.jpg").unlink()
-        same = decode_work._here(ImageFolder(photos)) | {"form": 1, "seed": 0, "steps": []}
+        same = decode_work._here(ImageFolder(photos)) | {"form": 2, "seed": 0, "steps": []}
         for name, value in (("penstock", "0.0.0"), ("pixels", {"decoder": "by hand"})):
             with pytest.raises(
                 ConfigError, match=r"(0\.0\.0|by hand) there, .* here; install the same version"
@@ -388,12 +488,23 @@ def test_a_server_of_other_data_version_or_decoder_is_refused_in_one_line(
 
 
 @pytest.mark.parametrize(
-    "steps", [5, [["open", {"file": "/etc/passwd"}]], [["Resize", {"size": "large"}]], [["Resize"]], []]
+    "steps",
+    [
+        *(5, [["open", {"file": "/etc/passwd"}]], [["Resize", {"size": "large"}]], [["Resize"]], []),
+        [["Grayscale", {}]],
+        [["CenterCrop", {"size": 20}], ["RandomApply", {"transforms": [["Pad", {"padding": 2}]]}]],
+    ],
 )
 def test_a_description_of_anything_but_steps_of_penstock_is_refused(photos: Path, steps: Any) -> None:
-    asked = decode_work._here(source := ImageFolder(photos)) | {"form": 1, "seed": 0, "steps": steps}
+    good = decode_work._here(source := ImageFolder(photos)) | {
+        "form": 2,
+        "seed": 0,
+        "trial": decode_work._trial([]),
+        "steps": [["CenterCrop", {"size": 20}]],
+    }
     stored = StoredSamples(source, reader_of(source), 0)
-    others: list[Any] = [asked, {"form": 2}, [], None]
+    maker_of(json.dumps(good).encode(), stored, DecodeMemory(10**8))
+    others: list[Any] = [good | {"steps": steps}, good | {"trial": ""}, {"form": 1}, [], None]
     for each in others:
         with pytest.raises(ConfigError):
             maker_of(json.dumps(each).encode(), stored, DecodeMemory(10**8))

@@ -1,7 +1,7 @@
 """Samples that other machines decode: asked for by the threads that read, finished by those that decode.
 
     reader thread ── which place? (`DecodeSplit`) ──here──> stored bytes, as without servers ──> decoded ──> slot
-                                 └──a server──> a crop, uint8 ──> normalised, laid out ──> slot
+                                 └──a server──> a crop, uint8 (`steps_served`) ──> normalised, laid out ──> slot
                                      late, absent, other bytes ──> stored bytes, from here
 
 Whatever a server does, a sample that is not had from it is read and decoded here, with the bits that it has anyway.
@@ -24,7 +24,7 @@ from penstock.errors import ConfigError, DataError, printable
 from penstock.flow.pieces import Pieces
 from penstock.flow.work import Failed, InParts, Request
 from penstock.loader.crops import FinishingDecoder
-from penstock.loader.decode_work import describe_work
+from penstock.loader.decode_work import describe_work, steps_served
 from penstock.loader.fetching import SourceFetcher
 from penstock.loader.images import ImageGroup
 from penstock.loader.transforms import Pipeline
@@ -124,7 +124,8 @@ class DecodeServers:
     """The servers of a loader, and what is decoded where. Any thread may call anything.
 
     peers: the servers, as ranks 1, 2 and so on. addresses: of each. samples: of the data set. shape: of a crop.
-    report: gets a line about a server that refuses later, or did not answer in time, each once.
+    steps: of the pipeline, that they make. report: gets a line about a server that refuses later, or did not answer in
+        time, each once.
     """
 
     def __init__(
@@ -133,10 +134,11 @@ class DecodeServers:
         addresses: Sequence[Address],
         samples: int,
         shape: tuple[int, ...],
+        steps: int,
         report: Callable[[str], None],
     ) -> None:
         self._peers, self.addresses, self._samples, self._shape = peers, addresses, samples, shape
-        self._report = report
+        self.steps, self._report = steps, report
         crop_bytes = math.prod(shape)
         self._most = max(1, MOST_ANSWER_BYTES // crop_bytes)
         together = min(self._most, _MOST_TOGETHER)
@@ -381,7 +383,7 @@ def served_by(
     servers: DecodeServers, pipeline: Pipeline, reads: Sequence[Any], how: Sequence[Any]
 ) -> tuple[SourceFetcher, FinishingDecoder]:
     """Return what fetches and decodes with servers. reads, how: as `SourceFetcher` and `ImageDecoder` take them."""
-    fetcher, crops = ServedFetcher(servers, *reads), CropPass(pipeline)
+    fetcher, crops = ServedFetcher(servers, *reads), CropPass(pipeline, servers.steps)
     crops.prepare(makes=False)
     return fetcher, ServedDecoder(servers, fetcher, crops, *how)
 
@@ -396,14 +398,34 @@ def connect(
     """Connect to decode servers, and describe to them what they will be asked for.
 
     named: their addresses. epochs: of the run, at most.
-    One that does not answer is reported, and used once it does.
-    Raises: ConfigError if one refuses, if there is no key, or pyzmq is not installed.
+    One that does not answer is reported, and used once it does. Where one refuses all that they could make, servers
+    make the crop alone.
+    Raises: ConfigError if one refuses that, if there is no key, or pyzmq is not installed.
     """
+    most, *fewer = steps_served(pipeline)
+    try:
+        return _connected(named, pipeline, source, epochs, most, report)
+    except ConfigError as refused:
+        if not fewer:
+            raise
+        servers = _connected(named, pipeline, source, epochs, fewer[0], report)
+        report(f"{refused}; servers make crops alone, and the steps behind are done here")
+        return servers
+
+
+def _connected(
+    named: Sequence[str],
+    pipeline: Pipeline,
+    source: Source,
+    epochs: int,
+    steps: int,
+    report: Callable[[str], None],
+) -> DecodeServers:
+    """Connect as `connect` does. steps: that servers make."""
     addresses = [address_of(each) for each in named]
     shape = CropPass(pipeline).shape
-    secret = KEY.read(KEY.path())
+    secret, description = KEY.read(KEY.path()), describe_work(pipeline, source, steps)
     carrier = _carrier_to(addresses, math.prod(shape), secret)
-    description = describe_work(pipeline, source)
     generation = digest_of(description)
     greeting = [packed(Message(GREET, 0, generation, NO_IDS)), description]
     ranks = {place: FarRank(generation, 0, greeting) for place in range(1, len(addresses) + 1)}
@@ -417,7 +439,7 @@ def connect(
         silent = [addresses[place - 1] for place in ranks if peers.is_away(place)]
         for address, why in zip(silent, _why_silent(silent, secret), strict=True):
             report(f"decode server {address} does not answer: {why}; it is used once it does")
-        return DecodeServers(peers, addresses, len(source), shape, report)
+        return DecodeServers(peers, addresses, len(source), shape, steps, report)
     except BaseException:
         peers.close()
         raise

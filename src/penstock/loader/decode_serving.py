@@ -67,7 +67,7 @@ def serving(
             "at least: give more"
         )
     # What makes any crop is compiled before a training is heard: who is greeted has seconds to answer.
-    compile_pipeline([RandomResizedCrop(32)], 0, "uint8", "NHWC")
+    compile_pipeline([RandomResizedCrop(32)], 0, "uint8", "NHWC").prepare_crops(1)
     decoding_bytes = max(_LEAST_DECODING_BYTES, int(_DECODING_SHARE * memory_bytes))
     keys = KeyPair.of(secret, SERVER)
     carrier = ZmqCarrier(numeric(address.host), MOST_HEAD_BYTES, keys=keys, port=address.port)

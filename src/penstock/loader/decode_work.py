@@ -1,18 +1,20 @@
 """What a decode server is asked for: crops of named samples in named epochs, in words that mean the same to both.
 
 A description says versions, decoder, data, seed, and the steps that a pipeline begins with. It has no code: steps are
-named, with their arguments, and only Penstock's own that move pixels. A crop is asked for by one number,
-epoch * samples + sample.
+named, with their arguments, and only Penstock's own: those that make a crop, and those behind them that leave its size.
+A crop is asked for by one number, epoch * samples + sample.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import threading
 from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.metadata import version
+from itertools import takewhile
 from typing import Any, get_args
 
 import numpy as np
@@ -21,29 +23,101 @@ from numpy.typing import NDArray
 from penstock.errors import ConfigError
 from penstock.flow.work import Failed
 from penstock.loader.fetching import SourceFetcher
+from penstock.loader.images import FRONTS
 from penstock.loader.resume import describe_data, describe_pixels
-from penstock.loader.transforms import Pipeline, Scratch, compile_pipeline
+from penstock.loader.transforms import (
+    Draws,
+    Pipeline,
+    RandomApply,
+    RandomHorizontalFlip,
+    RandomVerticalFlip,
+    Scratch,
+    Transform,
+    compile_pipeline,
+)
+from penstock.loader.transforms.augment import SAME_SIZE, is_random
 from penstock.loader.transforms.decoders import decoder_versions
 from penstock.loader.transforms.memory import DecodeMemory
 from penstock.loader.transforms.stages import PictureStep
 from penstock.plan.orders import LARGEST_EPOCH
+from penstock.plan.random import generator_for
 from penstock.store import MemoryTier, Source
 from penstock.store.group import Ids
 
 #: Of a description's own form.
-_FORM = 1
-_STEPS = {step.__name__: step for step in get_args(PictureStep)}
+_FORM = 2
+_STEPS = {step.__name__: step for step in (*get_args(PictureStep), *SAME_SIZE)}
+#: The picture that steps are tried on, and how often: each operation of RandAugment is tried, too.
+_TRIAL_SHAPE, _TRIALS = (224, 224, 3), 64
 
 
-def describe_work(pipeline: Pipeline, source: Source) -> bytes:
-    """Return what a pipeline's crops of a source are made of. The pipeline has a front."""
+def steps_served(pipeline: Pipeline) -> list[int]:
+    """Return how many of a pipeline's steps servers may make: the most, and those of the crop alone, if fewer.
+
+    The most are the front, and behind it those that leave the crop's size and are described without code. The pipeline
+    has a front.
+    """
     assert pipeline.front is not None, "it was checked when the loader was configured"
-    lead = pipeline.transforms[: len(pipeline.front.stages)]
+    front = len(pipeline.front.stages)
+    more = sum(1 for _ in takewhile(_is_served, pipeline.transforms[front:]))
+    return [front + more, front] if more else [front]
+
+
+def _is_served(step: Transform) -> bool:
+    """Return whether a step behind a crop leaves its size, and JSON says all of it."""
+    # A subclass may be a user's code.
+    if type(step) not in (*SAME_SIZE, RandomHorizontalFlip, RandomVerticalFlip):
+        return False
+    if isinstance(step, RandomApply) and not all(map(_is_served, step.transforms)):
+        return False
+    try:
+        json.dumps(_described(step))
+    except TypeError:  # NumPy's numbers, of which some compare otherwise than Python's
+        return False
+    return True
+
+
+def _described(step: Transform) -> list[Any]:
+    given = asdict(step)
+    if isinstance(step, RandomApply):
+        given["transforms"] = [_described(each) for each in step.transforms]
+    return [type(step).__name__, given]
+
+
+def _step_of(described: Any) -> Transform:
+    """Return the step that was described: JSON has lists where arguments have tuples."""
+    kind, given = _STEPS[described[0]], described[1]
+    arguments = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    if kind is RandomApply:
+        arguments["transforms"] = [_step_of(each) for each in given["transforms"]]
+    return kind(**arguments)
+
+
+def _trial(steps: Sequence[Transform]) -> str:
+    """Return a digest of what steps behind a crop make of a picture.
+
+    NumPy draws for them and OpenCV computes, in parts in float32, and not with the same bits in every version and on
+    every processor: one multiplies and adds at once, another rounds in between.
+    """
+    numbers = np.arange(math.prod(_TRIAL_SHAPE), dtype=np.uint32) * np.uint32(0x9E3779B1)
+    picture = (numbers >> np.uint32(24)).astype(np.uint8).reshape(_TRIAL_SHAPE)
+    digest = hashlib.blake2b(digest_size=16)
+    for step in steps:
+        for number in range(_TRIALS) if isinstance(step, SAME_SIZE) else ():
+            made = step(picture, generator_for(0, 0, number)) if is_random(step) else step(picture)
+            digest.update(made.tobytes())
+    return digest.hexdigest()
+
+
+def describe_work(pipeline: Pipeline, source: Source, steps: int) -> bytes:
+    """Return what the first steps of a pipeline make of a source. steps: one of `steps_served`."""
+    lead = pipeline.transforms[:steps]
     described = {
         "form": _FORM,
         **_here(source),
         "seed": pipeline.seed,
-        "steps": [[type(step).__name__, asdict(step)] for step in lead],
+        "steps": [_described(step) for step in lead],
+        "trial": _trial(lead),
     }
     return json.dumps(described, sort_keys=True).encode("utf-8", "surrogateescape")
 
@@ -66,12 +140,14 @@ class CropMaker:
     """
 
     def __init__(
-        self, stored: StoredSamples, steps: Sequence[PictureStep], seed: int, memory: DecodeMemory
+        self, stored: StoredSamples, steps: Sequence[Transform], seed: int, memory: DecodeMemory
     ) -> None:
         self._stored, self._memory = stored, memory
         self._pipeline = compile_pipeline(steps, seed, "uint8", "NHWC")
         self._threads = threading.local()
-        self._shape = self._pipeline.output_shape
+        if self._pipeline.front is None:
+            raise ConfigError("the steps that it asks for do not begin with some that fix the size of a crop")
+        self._shape = self._pipeline.front.shape
 
     @property
     def each_bytes(self) -> int:
@@ -100,18 +176,28 @@ class CropMaker:
             return crops
         out = np.empty((len(had), *self._shape), np.uint8)
         draws = self._pipeline.draw(epoch, samples[had])
-        left = self._pipeline.run_group(data, out, draws, range(len(had)), scratch)
-        wrong = [row for row in left if not self._is_made(data[row], out[row], draws, row, scratch)]
+        left, wrong = self._pipeline.run_group(data, out, draws, range(len(had)), scratch), set[int]()
+        for some in (left[first : first + FRONTS] for first in range(0, len(left), FRONTS)):
+            fronts = self._pipeline.run_front([data[row] for row in some], draws, some, scratch)
+            for row, front in zip(some, fronts, strict=True):
+                if not self._is_made(data[row], out[row], draws, row, scratch, front):
+                    wrong.add(row)
         for row, index in enumerate(had):
             crops[index] = None if row in wrong else out[row]
         return crops
 
     def _is_made(
-        self, data: NDArray[np.uint8], out: NDArray[np.uint8], draws: Any, row: int, scratch: Scratch
+        self,
+        data: NDArray[np.uint8],
+        out: NDArray[np.uint8],
+        draws: Draws,
+        row: int,
+        scratch: Scratch,
+        front: NDArray[np.uint8] | None,
     ) -> bool:
         """Make a crop of one picture; return whether that can be done: what is wrong, who asked finds out by itself."""
         try:
-            self._pipeline.run(data.data, out, draws, row, scratch)
+            self._pipeline.run(data.data, out, draws, row, scratch, front)
         except Exception:
             return False
         return True
@@ -160,11 +246,16 @@ def maker_of(description: bytes, stored: StoredSamples, memory: DecodeMemory) ->
         if asked["form"] != _FORM:
             raise ConfigError(f"it asks in form {asked['form']!r:.20}, and this server knows {_FORM}")
         _check_same(asked, _here(stored.source), stored.source)
-        steps = [_STEPS[name](**_as_arguments(given)) for name, given in asked["steps"]]
-        return CropMaker(stored, steps, asked["seed"], memory)
-    except (ValueError, KeyError, TypeError) as error:
-        if isinstance(error, ConfigError):
-            raise
+        steps = [_step_of(each) for each in asked["steps"]]
+        maker = CropMaker(stored, steps, asked["seed"], memory)
+        if asked["trial"] != _trial(steps):
+            raise ConfigError(
+                "steps behind the crop make other bytes here: of another NumPy or OpenCV, or kind of processor"
+            )
+        return maker
+    except ConfigError:
+        raise
+    except Exception as error:  # steps are tried by any arguments: whatever these do, the server goes on
         raise ConfigError(f"what it asks for is malformed: {type(error).__name__}: {error}") from error
 
 
@@ -184,8 +275,3 @@ def _check_same(asked: dict[str, Any], here: dict[str, Any], source: Source) -> 
 
 def _shown(value: Any) -> str:
     return ", ".join(map(str, value.values())) if isinstance(value, dict) else str(value)
-
-
-def _as_arguments(given: dict[str, Any]) -> dict[str, Any]:
-    """Return arguments of a step: JSON has lists where these have tuples."""
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}

@@ -638,6 +638,8 @@ AUGMENTS = (
     *(Pad, RandomCrop, Grayscale, RandomGrayscale, ColorJitter, GaussianBlur),
     *(RandomRotation, RandomErasing, RandomApply, RandAugment, TrivialAugmentWide),
 )
+#: Those of them that leave a picture its size; `RandomApply` where its steps do.
+SAME_SIZE = tuple(step for step in AUGMENTS if step not in (Pad, RandomCrop))
 
 
 def is_random(step: object) -> bool:

@@ -30,10 +30,11 @@ Crop = NDArray[np.uint8]
 class CropPass:
     """The built-in steps that a pipeline begins with, which make crops, and what is done to a crop.
 
+    steps: that have made the crops which are finished, where others do more of them than make crops here.
     Raises: ConfigError if the pipeline begins with something else, or they do not fix the size of a crop.
     """
 
-    def __init__(self, pipeline: Pipeline) -> None:
+    def __init__(self, pipeline: Pipeline, steps: int | None = None) -> None:
         front = pipeline.front
         if front is None:
             raise ConfigError(
@@ -41,6 +42,7 @@ class CropPass:
                 'size of a picture, such as RandomResizedCrop(224): put these first, or leave keep at "stored"'
             )
         self._pipeline, self._stages = pipeline, front.stages
+        self._first = len(front.stages) if steps is None else steps
         #: (height, width, 3) of a crop.
         self.shape = front.shape
         #: Whether a sample has another crop in each epoch.
@@ -50,7 +52,7 @@ class CropPass:
 
     def prepare(self, *, makes: bool = True) -> None:
         """Bring in what making crops needs, and finishing them. makes: False where others make them."""
-        self._pipeline.prepare_crops()
+        self._pipeline.prepare_crops(self._first)
         if makes:
             self._sink.prepare()
             self._group.prepare()
@@ -73,7 +75,7 @@ class CropPass:
 
     def finish_group(self, crops: Sequence[Crop], out: NDArray[Any], rows: Sequence[int]) -> bool:
         """Do what follows to crops by one call; return whether that was done, and nothing is left to `finish`."""
-        return self._pipeline.write_crops(crops, out, rows)
+        return self._pipeline.write_crops(crops, out, rows, self._first)
 
     def make(
         self, data: Encoded, draws: Sequence[Draws], index: int, out: Sequence[Crop], scratch: Scratch
@@ -102,9 +104,9 @@ class CropPass:
     ) -> None:
         """Do what follows to a crop; arguments and errors as `Pipeline.run`.
 
-        crop: uint8[*shape], unchanged; a few bytes behind it may be read.
+        crop: uint8[*shape], unchanged.
         """
-        self._pipeline.run_crop(Pixels(crop.reshape(-1), *crop.shape[:2]), out, draws, index, scratch)
+        self._pipeline.run_crop(crop, out, draws, index, scratch, self._first)
 
 
 class _DecodedOnce:

@@ -493,27 +493,43 @@ class Pipeline:
             if self.is_visual:
                 scratch.end_picture()
 
-    def run_crop(self, crop: Pixels, out: NDArray[Any], draws: Draws, index: int, scratch: Scratch) -> None:
-        """Transform what the steps of `front` have made of a sample into its place in the slot; as `run`.
+    def run_crop(
+        self,
+        crop: NDArray[np.uint8],
+        out: NDArray[Any],
+        draws: Draws,
+        index: int,
+        scratch: Scratch,
+        first: int,
+    ) -> None:
+        """Transform what the first steps have made of a sample into its place in the slot; as `run`.
 
-        crop: all of it, at no other scale; unchanged.
+        crop: uint8[height, width, 3], C-contiguous; unchanged. first: how many steps have made it, before `ToTensor`.
         """
+        # The next step gets an array of its own, as from the step before.
+        value: Value = np.array(crop) if first < len(self._stages) else crop
         try:
-            self._write(self._staged(Image(Plain(crop)), draws, index, scratch, self._lead), out, scratch)
+            self._write(self._staged(value, draws, index, scratch, first), out, scratch)
         finally:
             scratch.end_picture()
 
-    def prepare_crops(self) -> None:
+    def prepare_crops(self, first: int) -> None:
         """Bring in what `write_crops` needs."""
-        if self._group_pass is not None:
+        if self._ends_after(first):
             self._sink.prepare_crops()
 
-    def write_crops(self, crops: Sequence[NDArray[np.uint8]], out: NDArray[Any], rows: Sequence[int]) -> bool:
+    def write_crops(
+        self, crops: Sequence[NDArray[np.uint8]], out: NDArray[Any], rows: Sequence[int], first: int
+    ) -> bool:
         """Do what `run_crop` does to several by one call; return whether that was done: not where Python follows.
 
-        crops: uint8[height, width, 3], C-contiguous. rows: of each, its place in `out`, [batch, *output_shape].
+        crops, first: as of `run_crop`. rows: of each, its place in `out`, [batch, *output_shape].
         """
-        return self._group_pass is not None and self._sink.write_crops(crops, out, rows)
+        return self._ends_after(first) and self._sink.write_crops(crops, out, rows)
+
+    def _ends_after(self, steps: int) -> bool:
+        """Whether what so many steps have made is a picture for the last pass."""
+        return steps == len(self._stages) and self._ends_as_picture
 
     def _write(self, value: Value, out: NDArray[Any], scratch: Scratch) -> None:
         if (picture := self._picture_in(value)) is not None:
