@@ -36,6 +36,7 @@ from penstock.loader.transforms import (
     ToTensor,
 )
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
+from penstock.measure.replay import replay_of
 from penstock.ranks import alone
 from penstock.simulate import loading
 from penstock.store import job_memory
@@ -358,8 +359,13 @@ def test_what_memory_has_no_space_for_a_disk_keeps_as_pixels_and_the_next_run_de
     form = {"crops": "as one crop each", "decoded": "as decoded pictures"}[keep]
     assert is_equal
     assert any(f"{form} on local disk" in line for line in lines)
-    kept: Any = read_trace(tmp_path / "run.trace").meta["keep"]
+    trace = read_trace(tmp_path / "run.trace")
+    kept: Any = trace.meta["keep"]
     assert kept["disks"] == 1
+    stored = [path.stat().st_size for path in alike.rglob("*.*")]
+    sizes_bytes = replay_of(trace).sizes_bytes
+    assert min(stored) <= sizes_bytes.min(), "of samples as stored, not of pixels on the disk"
+    assert sizes_bytes.max() <= max(stored)
     assert reads >= 16
     config = LoaderConfig(
         alike,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ from penstock.cli.main import main
 from penstock.errors import ConfigError
 from penstock.machine import Curve, Machine, Rate, SharedStore, StorageClass
 from penstock.measure.from_trace import curve_of, learn
-from penstock.trace import SOURCE, SPAN, Kind, Spans, Trace, TraceWriter
+from penstock.policy.forms import CROP_SHARE, WHOLE_SHARE, CropForm
+from penstock.trace import NO_PEER, NO_PLACE, SOURCE, SPAN, Kind, Spans, Trace, TraceWriter
+from penstock.trace.schema import JOBS_MEMORY
 
 
 def _spans(rows: list[dict[str, Any]]) -> Spans:
@@ -90,6 +93,89 @@ def test_tiers_decoding_and_steps_are_learned_and_the_rest_stays() -> None:
     assert machine.network_bytes_per_second == 9e9
     assert any("not learned: memory" in line for line in learned.lines)
     assert Machine.from_toml(learned.to_toml()) == machine
+
+
+STORED_BYTES, PIXELS_BYTES = 1_000_000, 6_000_000
+#: Seconds in which a thread that decodes 50 MB/s makes a crop, and keeps the pixels of the picture as a whole.
+WHOLE = 0.02 * (1 + WHOLE_SHARE)
+
+
+def _brought_and_decoded(
+    flow: int, sample: int, epoch: int, place: int, seconds: float, samples: int = 1, **more: Any
+) -> list[dict[str, Any]]:
+    """A group of samples: its bytes, pixels unless they are from the source, and what a thread did with them."""
+    nbytes = samples * (STORED_BYTES if place in (SOURCE, JOBS_MEMORY) else PIXELS_BYTES)
+    both = {"sample": sample, "epoch": epoch, "flow": flow, "samples": samples, "peer": NO_PEER}
+    bring = {"kind": Kind.READ if place == SOURCE else Kind.HIT, "place": place, "bytes": nbytes, "end": 0.01}
+    return [
+        both | bring | more,
+        both | {"kind": Kind.DECODE, "place": NO_PLACE, "start": 1, "end": 1 + seconds},
+    ]
+
+
+def _decode_rate(rows: list[dict[str, Any]], form: CropForm, ids: Any = None) -> float:
+    curve = Curve.flat(1e9)
+    storage = [StorageClass(name, 10**9, 2, curve) for name in ("staging", "memory")]
+    storage.append(StorageClass("disk", 10**9, 2, curve, backend="filesystem", path="/scratch"))
+    machine = Machine(SharedStore(None, curve), tuple(storage)).to_toml()
+    meta: Any = {"machine": machine, "keep": asdict(form), "plan": {"epochs": 3}}
+    return learn(Trace(_spans(rows), meta, ids=ids or {})).machine.preprocess_bytes_per_second
+
+
+@pytest.mark.parametrize(
+    ("form", "tier", "seconds"),
+    [
+        # The pixels of a whole picture, and the crop.
+        (CropForm(PIXELS_BYTES, is_decoded=True), 1, (WHOLE, WHOLE)),
+        (CropForm(PIXELS_BYTES, is_decoded=True, disks=1), 2, (WHOLE, WHOLE)),
+        # One crop for all epochs: no more is made.
+        (CropForm(PIXELS_BYTES), 1, (0.02, 0.02)),
+        # Sample 0 gets the crops of two later epochs, sample 1 is due again in epoch 2.
+        (CropForm(PIXELS_BYTES, epochs=3), 1, (0.02 * (1 + 2 * CROP_SHARE), 0.02 * (1 + CROP_SHARE))),
+    ],
+    ids=["decoded", "decoded, on a disk", "crops", "3 crops"],
+)
+def test_of_what_is_kept_as_pixels_decoding_is_learned_by_its_bytes_as_stored(
+    form: CropForm, tier: int, seconds: tuple[float, float]
+) -> None:
+    """A thread decodes 50 MB/s. Samples 0 and 1 are kept; 2 is not, and comes from another rank's memory at last."""
+    rows = [
+        *_brought_and_decoded(1, 0, 0, SOURCE, seconds[0]),
+        *_brought_and_decoded(2, 1, 0, SOURCE, seconds[1]),
+        *_brought_and_decoded(3, 2, 0, SOURCE, 0.02),
+        *_brought_and_decoded(4, 0, 1, tier, 0.002),
+        *_brought_and_decoded(5, 1, 1, tier, 0.002),
+        *_brought_and_decoded(6, 2, 1, SOURCE, 0.02),
+        *_brought_and_decoded(7, 0, 2, tier, 0.002),
+        *_brought_and_decoded(8, 1, 2, SOURCE if form.epochs else tier, 0.02 if form.epochs else 0.002),
+        *_brought_and_decoded(9, 2, 2, tier, 0.002, peer=1),
+    ]
+
+    assert _decode_rate(rows, form) == 50e6
+
+
+def test_of_a_group_those_count_for_more_whose_pixels_were_kept_and_all_where_none_was_used_again() -> None:
+    """Two of four samples, decoded together at 50 MB/s; a run of one epoch does not say which they are."""
+    form = CropForm(PIXELS_BYTES, is_decoded=True)
+    ids = {(0, 1): np.arange(4), (0, 2): np.array([1, 3])}
+    again = _brought_and_decoded(2, 1, 1, 1, 0.002, samples=2)
+
+    some = _brought_and_decoded(1, 0, 0, SOURCE, 2 * WHOLE + 2 * 0.02, samples=4)
+    assert _decode_rate([*some, *again], form, ids) == 50e6
+    assert _decode_rate(_brought_and_decoded(1, 0, 0, SOURCE, 4 * WHOLE, samples=4), form, ids) == 50e6
+
+
+def test_pixels_that_jobs_of_the_host_had_were_not_decoded() -> None:
+    had = _brought_and_decoded(2, 0, 1, JOBS_MEMORY, 0.002)
+    had[1]["place"] = JOBS_MEMORY
+    rows = [*_brought_and_decoded(1, 0, 0, SOURCE, WHOLE), *had]
+
+    assert _decode_rate(rows, CropForm(PIXELS_BYTES, is_decoded=True)) == 50e6
+
+
+def test_a_header_whose_form_is_none_is_refused() -> None:
+    with pytest.raises(ConfigError, match="its header says keep = "):
+        learn(Trace(_spans(ALONE_THEN_FOUR), {"keep": {"crop_bytes": "many"}}))
 
 
 def test_a_run_whose_disk_had_all_teaches_of_the_disk_and_leaves_the_source_as_it_was() -> None:

@@ -35,7 +35,7 @@ def test_each_epoch_decodes_its_share_and_crops_stay_within_what_was_counted(
                 kept.remove((sample, epoch))
             else:
                 decoded += 1
-                later = form.later_epochs(epoch, sample)
+                later = form.later_epochs(epoch, sample, plan.epochs)
                 assert 0 <= later < epochs
                 kept |= {(sample, epoch + after) for after in range(1, later + 1)}
             most = max(most, len(kept))

@@ -66,8 +66,7 @@ class KeptCrops:
 
     def epochs_from(self, sample: int, epoch: int) -> range:
         """Return the epochs after this one whose crops are made along with this one's."""
-        later = self.form.later_epochs(epoch, sample)
-        return range(epoch + 1, min(epoch + later, self._epochs - 1) + 1)
+        return range(epoch + 1, epoch + self.form.later_epochs(epoch, sample, self._epochs) + 1)
 
 
 class CropFetcher(SourceFetcher):

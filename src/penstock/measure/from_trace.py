@@ -6,13 +6,19 @@ import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import ConfigError
 from penstock.machine import Curve, Machine, Rate, SharedStore, StorageClass
-from penstock.trace import NO_STEP, SOURCE, Kind, Spans, Trace, read_trace
+from penstock.measure.header import form_in
+from penstock.plan.orders import ENDLESS
+from penstock.plan.recorded import with_planned_ids
+from penstock.policy.forms import CropForm
+from penstock.trace import NO_FLOW, NO_PEER, NO_STEP, SOURCE, Kind, Spans, Trace, read_trace
+from penstock.trace.schema import JOBS_MEMORY, choose_spans
 from penstock.units import format_bytes
 
 #: A number of reads in flight counts that moved so many reads' bytes.
@@ -86,7 +92,7 @@ def learn(trace: Trace) -> LearnedMachine:
         store = replace(known.source, clients=None, read=source, latency_seconds=0.0, sequential=None)
         known = replace(known, source=store)
     machine = replace(
-        decoding_as_in(trace.spans, known),
+        decoding_as_in(trace, known),
         storage=tuple(storage),
         compute=known.compute if compute is None else compute,
     )
@@ -147,25 +153,77 @@ def _flow(spans: Spans) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     )
 
 
-def decoding_as_in(spans: Spans, machine: Machine) -> Machine:
+def as_stored(spans: Spans, form: CropForm | None) -> Spans:
+    """Return spans without those of tiers that keep samples in a form, whose bytes are those of pixels."""
+    return choose_spans(spans, ~_is_in_form(spans, form))
+
+
+def _is_in_form(spans: Spans, form: CropForm | None) -> NDArray[np.bool_]:
+    places = [place for place in np.unique(spans["place"]).tolist() if form is not None and form.is_in(place)]
+    return np.isin(spans["place"], places)
+
+
+def decoding_as_in(trace: Trace, machine: Machine) -> Machine:
     """Return the machine with decode threads as fast as in a recorded run; unchanged where no decoding was recorded.
 
     The rate was observed while threads shared the processors, so `processors` no longer limits it.
+    Raises: ConfigError if the header says no form in which samples are kept.
     """
-    rate = _decode_rate_in(spans)
+    rate = _decode_rate_in(trace)
     return (
         machine if rate is None else replace(machine, preprocess_bytes_per_second=rate, processors=math.inf)
     )
 
 
-def _decode_rate_in(spans: Spans) -> float | None:
-    """Return the bytes as stored that a thread decodes in a second; None where no decoding is linked to its bytes."""
-    reads = spans[np.isin(spans["kind"], (Kind.READ, Kind.HIT)) & (spans["bytes"] > 0)]
-    decodes = spans[(spans["kind"] == Kind.DECODE) & (spans["flow"] != 0)]
+def _decode_rate_in(trace: Trace) -> float | None:
+    """Return the bytes as stored that a thread decodes in a second; None where no decoding is linked to its bytes.
+
+    What is made beside the crops of one epoch counts as more bytes, as it does in a prediction.
+    """
+    form = form_in(trace.meta)
+    stored = as_stored(trace.spans, form)
+    reads = stored[np.isin(stored["kind"], (Kind.READ, Kind.HIT)) & (stored["bytes"] > 0)]
+    # Where jobs of the host had the pixels, nothing was decoded.
+    is_decoded = (stored["kind"] == Kind.DECODE) & (stored["place"] != JOBS_MEMORY)
+    decodes = stored[is_decoded & (stored["flow"] != NO_FLOW)]
     nbytes = dict(zip(_keys(reads), reads["bytes"].tolist(), strict=True))
-    known = [(nbytes[key], span) for key, span in zip(_keys(decodes), decodes, strict=True) if key in nbytes]
-    seconds = float(sum(span["end"] - span["start"] for _, span in known))
-    return float(f"{sum(size for size, _ in known) / seconds:.4g}") if seconds > 0 else None
+    known = decodes[np.array([key in nbytes for key in _keys(decodes)], np.bool_)]
+    seconds = float((known["end"] - known["start"]).sum())
+    more = [0.0] * known.size if form is None or not form.more_share else _made_beside(trace, form, known)
+    decoded = sum(nbytes[key] * (1 + share) for key, share in zip(_keys(known), more, strict=True))
+    return float(f"{decoded / seconds:.4g}") if seconds > 0 else None
+
+
+def _made_beside(trace: Trace, form: CropForm, decodes: Spans) -> list[float]:
+    """Return what was made of each group beside its crops of one epoch, as a share of decoding it.
+
+    It was made of samples that the rank had in the form at some time. Of a run that had none, as one of a single epoch,
+    it is taken to have been made of all.
+    """
+    spans, ids = trace.spans, with_planned_ids(trace).ids
+    plan: Any = trace.meta.get("plan")
+    epochs = (plan.get("epochs") if isinstance(plan, dict) else None) or ENDLESS
+
+    def members(span: Any) -> list[tuple[int, int]]:
+        rank, flow = int(span["rank"]), int(span["flow"])
+        group = ids.get((rank, flow))
+        return [(rank, sample) for sample in ([int(span["sample"])] if group is None else group.tolist())]
+
+    had = (
+        np.isin(spans["kind"], (Kind.READ, Kind.HIT)) & (spans["peer"] == NO_PEER) & _is_in_form(spans, form)
+    )
+    had |= (spans["kind"] == Kind.DECODE) & (spans["place"] == JOBS_MEMORY)
+    kept = {member for span in spans[had] for member in members(span)}
+    found = []
+    for span in decodes:
+        group, epoch = members(span), int(span["epoch"])
+        shares = [
+            form.share_beside(epoch, sample, epochs)
+            for rank, sample in group
+            if not kept or (rank, sample) in kept
+        ]
+        found.append(sum(shares) / len(group))
+    return found
 
 
 def _keys(spans: Spans) -> list[tuple[int, int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,8 @@ from penstock.loader.budget import MemoryBudget, share_memory
 from penstock.loader.prediction import prepare_clock
 from penstock.loader.setup import with_memory
 from penstock.machine import Machine
-from penstock.measure.from_trace import decoding_as_in
+from penstock.measure.from_trace import as_stored, decoding_as_in
+from penstock.measure.header import field_of, form_in, made_of
 from penstock.plan import AccessPlan
 from penstock.plan.recorded import with_planned_ids
 from penstock.plan.serialise import read_plan
@@ -29,8 +30,6 @@ from penstock.trace import NO_STEP, Kind, Spans, Trace, batch_waits
 from penstock.trace.metrics import is_of_snapshots
 from penstock.trace.schema import GroupIds
 from penstock.units import format_bytes
-
-Made = TypeVar("Made", StagingLimits, MemoryBudget, CropForm)
 
 #: Of so many reads of a rank loaders are predicted, one after the other.
 MOST_READS_OF_RANK = MOST_READS
@@ -102,7 +101,7 @@ class Replay:
     @property
     def budget(self) -> MemoryBudget:
         """How the run's memory was shared out. Raises: ConfigError if the header does not say."""
-        return _made(MemoryBudget, self.trace.meta, "memory")
+        return made_of(MemoryBudget, self.trace.meta, "memory")
 
     @property
     def total_bytes(self) -> int:
@@ -135,7 +134,7 @@ class Replay:
             disks = [each for each in on.storage[1:] if each.backend != "memory" and change.machine is None]
             on = with_memory(on, budget, limits.decoders, self.plan.ranks, disks)
         if change.machine is not None and lacks_decoding(change.machine):
-            on = decoding_as_in(self.trace.spans, on)
+            on = decoding_as_in(self.trace, on)
         prepare_clock(self.plan.reads(self.rank))
         until_next = self.recorded.until_next
         seconds = until_next if step_seconds is None else np.full(until_next.size, step_seconds)
@@ -257,8 +256,8 @@ def replay_of(trace: Trace) -> Replay:
         raise ConfigError(
             "its header does not say what was run: give a trace that a loader of this version wrote with trace="
         )
-    rank = int(_field(meta, "rank", int))
-    written = _field(meta, "plan", dict)
+    rank = int(field_of(meta, "rank", int))
+    written = field_of(meta, "plan", dict)
     first = _first_of(meta)
     if None in (written.get("order"), written.get("split")) and (trace.left_out.spans or any(first)):
         raise ConfigError(
@@ -270,17 +269,19 @@ def replay_of(trace: Trace) -> Replay:
         raise ConfigError(
             f"its plan has {reads:,} reads, and at most {MOST_READS:,} are predicted: record a shorter run"
         )
-    limits = _made(StagingLimits, meta, "limits")
-    form = None if meta.get("keep") is None else _made(CropForm, meta, "keep")
-    stored = trace.spans if form is None else trace.spans[trace.spans["place"] != form.TIER]
-    sizes_bytes, unknown, together = _sizes_bytes(stored, with_planned_ids(trace).ids, plan.samples)
+    limits = made_of(StagingLimits, meta, "limits")
+    form = form_in(meta)
+    sized = _sized(as_stored(trace.spans, form))
+    # A run that found all of them in the form reads and decodes none: their sizes do not matter.
+    sized = sized if sized.size else _sized(trace.spans)
+    sizes_bytes, unknown, together = _sizes_bytes(sized, with_planned_ids(trace).ids, plan.samples)
     number = _numbers(plan, rank, first)
     recorded = _steps_of(number, waits, trace.spans)
     # Of a run that keeps only its last steps, nobody knows how it began.
     begin = float(waits["start"].min())
     if not trace.left_out.spans:
         begin = float(trace.spans["start"][~is_of_snapshots(trace.spans)].min())
-    policy = _field(meta, "policy", str)
+    policy = field_of(meta, "policy", str)
     if policy not in POLICY_NAMES:
         raise ConfigError(
             f"its header says policy = {policy!r}, a class of somebody's own: predict such a run by loader.predict()"
@@ -326,7 +327,7 @@ def _steps_of(number: _Numbers, waits: Spans, spans: Spans) -> _Steps:
 
 def _first_of(meta: Mapping[str, Any]) -> tuple[int, int]:
     """Return (epoch, step) of the batch that the run began with."""
-    match _field(meta, "first_step", list):
+    match field_of(meta, "first_step", list):
         case [int() as epoch, int() as step]:
             return epoch, step
         case other:
@@ -349,12 +350,16 @@ def _keys(spans: Spans) -> list[tuple[int, int]]:
     return list(zip(spans["epoch"].tolist(), spans["step"].tolist(), strict=True))
 
 
-def _sizes_bytes(spans: Spans, ids: GroupIds, samples: int) -> tuple[NDArray[np.int64], int, int]:
+def _sized(spans: Spans) -> Spans:
+    sized: Spans = spans[np.isin(spans["kind"], (Kind.READ, Kind.HIT)) & (spans["sample"] >= 0)]
+    return sized
+
+
+def _sizes_bytes(sized: Spans, ids: GroupIds, samples: int) -> tuple[NDArray[np.int64], int, int]:
     """Return int64[samples], how many have no size in the trace, and of how many only a mean.
 
     Of a group, the sum is known: each of its samples gets its part. What is not known gets the mean of all reads.
     """
-    sized = spans[np.isin(spans["kind"], (Kind.READ, Kind.HIT)) & (spans["sample"] >= 0)]
     if not sized.size:
         raise ConfigError("the recorded run read no sample, so their sizes are not known")
     sizes, is_mean = np.full(samples, -1, np.int64), np.zeros(samples, np.bool_)
@@ -367,27 +372,6 @@ def _sizes_bytes(spans: Spans, ids: GroupIds, samples: int) -> tuple[NDArray[np.
     is_unknown = sizes < 0
     sizes[is_unknown] = int(sized["bytes"].sum() // max(1, int(sized["samples"].sum())))
     return sizes, int(is_unknown.sum()), int(is_mean.sum())
-
-
-def _field(meta: Mapping[str, Any], name: str, kind: type[Any]) -> Any:
-    value = meta.get(name)
-    if not isinstance(value, kind):
-        raise ConfigError(
-            f"its header says {name} = {value!r}: give a trace that a loader of this version wrote with trace="
-        )
-    return value
-
-
-def _made(kind: type[Made], meta: Mapping[str, Any], name: str) -> Made:
-    values = _field(meta, name, dict)
-    try:
-        if not all(type(value) in (int, bool) and value >= 0 for value in values.values()):
-            raise TypeError("not a count")
-        return kind(**values)
-    except TypeError as error:
-        raise ConfigError(
-            f"its header says {name} = {values!r}: give a trace that a loader of this version wrote with trace="
-        ) from error
 
 
 def _only(spans: Spans, number: _Numbers, was_consumed: NDArray[np.bool_]) -> Spans:

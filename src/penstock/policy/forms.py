@@ -113,12 +113,16 @@ class CropForm:
         """What disks reserve for what they keep, over its bytes: pictures may turn out to be larger."""
         return STRAY if self.is_decoded else 1.0
 
-    def later_epochs(self, epoch: int, sample: int) -> int:
+    def later_epochs(self, epoch: int, sample: int, epochs: int) -> int:
         """Return for how many epochs after this one a sample that is decoded now gets crops; K > 0.
 
-        Another K-th of the samples is decoded in each epoch, so that all epochs cost the same.
+        Another K-th of the samples is decoded in each epoch, so that all epochs cost the same. epochs: of the run.
         """
-        return epochs_left(self.epochs, epoch, sample)
+        return min(epochs_left(self.epochs, epoch, sample), epochs - 1 - epoch)
+
+    def share_beside(self, epoch: int, sample: int, epochs: int) -> float:
+        """Return what is made of a sample beside its crop of an epoch, as a share of decoding. epochs: of the run."""
+        return self.more_share * (self.later_epochs(epoch, sample, epochs) if self.epochs else 1)
 
     def bytes_for(self, samples: int) -> int:
         """Return what the crops of so many samples take at most: on average (K - 1) / 2 each."""
