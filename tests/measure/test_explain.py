@@ -290,12 +290,13 @@ def test_a_moment_says_whether_it_was_a_step_a_save_or_a_wait_without_a_batch() 
 
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_what_a_long_run_left_out_is_in_the_sums(ranks: int) -> None:
-    """Ranks wait at once: the job lost what one of them did."""
-    spans = spans_of(
-        row
-        for rank in range(ranks)
-        for row in [*steps_of([0.5] * 4, rank=rank), *steps_of([0.25] * 4, epoch=1, rank=rank)]
-    )
+    """Ranks wait at once: the job lost what one of them did. A disk of each lost two samples in each epoch."""
+
+    def steps(epoch: int, stall: float, rank: int) -> list[Row]:
+        lost: Row = (0.0, 0.1, -1, 0, epoch, 0, Kind.RETRY, 2, 1, rank, 2)
+        return [*steps_of([stall] * 4, epoch=epoch, rank=rank), lost]
+
+    spans = spans_of(row for rank in range(ranks) for row in steps(0, 0.5, rank) + steps(1, 0.25, rank))
     later = spans["epoch"] == 1
     whole = Trace(spans)
     cut = Trace(
@@ -307,6 +308,8 @@ def test_what_a_long_run_left_out_is_in_the_sums(ranks: int) -> None:
     assert found.stall_seconds == pytest.approx(expected.stall_seconds) == pytest.approx(3.0)
     assert found.run_seconds == pytest.approx(expected.run_seconds)
     assert found.by_reason[Reason.SOURCE_READ] == pytest.approx(expected.by_reason[Reason.SOURCE_READ])
+    assert found.notes[-1] == expected.notes[-1]
+    assert found.notes[-1].startswith(f"{4 * ranks} samples could not be had from the tier")
 
 
 def test_a_folder_is_the_traces_of_its_ranks_on_one_clock(tmp_path: Path) -> None:

@@ -220,7 +220,7 @@ class GroupWork:
             ring.record(Kind.RETRY, began, ended, epoch=epoch, step=step, place=SOURCE, samples=0)
         place, peer = (JOBS_MEMORY, NO_PEER) if origin == JOBS_MEMORY else self._where(origin)
         if missed:
-            if peer != NO_PEER:
+            if place > STAGING:  # a tier, this rank's or another's
                 ring.record(
                     Kind.RETRY, *seconds, epoch=epoch, step=step, place=place, samples=len(missed), peer=peer
                 )

@@ -142,7 +142,7 @@ class EndedEpochs:
 
 
 def retry_clause(metrics: EpochMetrics) -> str:
-    """Return what had to be read anew: requests to a store, and samples that another rank should have had.
+    """Return what had to be read anew: requests to a store, and samples that a tier or another rank should have had.
 
     Empty where nothing had. It says what failed requests took.
     """
@@ -154,14 +154,17 @@ def retry_clause(metrics: EpochMetrics) -> str:
             f"; {format_count(calls, 'request')} to the store failed and were made again, which took them "
             f"{format_seconds(seconds)} in all"
         )
-    of_peers = [
-        durations
-        for stage, durations in metrics.stages.items()
-        if stage.kind == Kind.RETRY and stage.of_peers
-    ]
-    if of_peers:
-        missed = format_count(sum(each.samples for each in of_peers), "sample")
-        clause += f"; {missed} did not come from the rank that keeps them and were read from the store"
+    for of_peers, what in (
+        (False, "could not be had from this rank's memory or disks"),
+        (True, "did not come from the rank that keeps them"),
+    ):
+        missed = sum(
+            durations.samples
+            for stage, durations in metrics.stages.items()
+            if stage.kind == Kind.RETRY and stage.of_peers == of_peers
+        )
+        if missed:
+            clause += f"; {format_count(missed, 'sample')} {what} and were read from the store"
     return clause
 
 

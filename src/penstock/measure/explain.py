@@ -26,7 +26,7 @@ from penstock.trace.metrics import is_of_snapshots, overlap_seconds
 from penstock.trace.schema import CONSUMER, JOBS_MEMORY, NO_SAMPLE, GroupIds, choose_spans, join_spans
 from penstock.trace.stages import describe_place
 from penstock.trace.verdict import NOT_COMPLETE
-from penstock.units import format_seconds
+from penstock.units import format_count, format_seconds
 
 Seconds = NDArray[np.float64]
 
@@ -243,6 +243,7 @@ class _Facts(NamedTuple):
     source and at some time taken from a tier. snapshots: spans of what was done for these. run_seconds: see
     `Explanation`. first_seconds: when each rank first waited for a batch; of a run whose beginning is left out, none.
     last_seconds, last_batch: where the record ends, the latter as a key of `batch_keys`, -1 without a batch.
+    missed: how many samples a tier was to have and had not.
     """
 
     slow_seconds: float
@@ -254,6 +255,7 @@ class _Facts(NamedTuple):
     first_seconds: Mapping[int, float]
     last_seconds: float
     last_batch: int
+    missed: int
 
     @property
     def ranks(self) -> int:
@@ -366,7 +368,7 @@ def _facts_of(run: Run) -> _Facts:
     reads: list[tuple[NDArray[np.int64], Seconds]] = []
     taken: list[tuple[NDArray[np.int64], NDArray[np.uint64]]] = []
     spent: defaultdict[int, float] = defaultdict(float)
-    samples, last, last_batch = 0, 0.0, -1
+    samples, last, last_batch, missed = 0, 0.0, -1, 0
     for spans in run.spans():
         kind, seconds = spans["kind"], spans["end"] - spans["start"]
         last = max(last, float(spans["end"].max(initial=0.0)))
@@ -382,6 +384,7 @@ def _facts_of(run: Run) -> _Facts:
         of_source = choose_spans(spans, (kind == Kind.READ) & (spans["place"] == SOURCE))
         reads.append((of_source["sample"].copy(), _seconds_a_sample(of_source)))
         samples += int(of_source["samples"].sum())
+        missed += int(spans["samples"][kind == Kind.RETRY].sum())
         is_taken = ((kind == Kind.READ) | (kind == Kind.HIT)) & (spans["place"] > 0)
         taken.append((spans["sample"][is_taken], _group_keys(spans["rank"], spans["flow"])[is_taken]))
     for rank, twice in _counted_twice(run).items():
@@ -406,7 +409,13 @@ def _facts_of(run: Run) -> _Facts:
         first_seconds=first,
         last_seconds=last,
         last_batch=last_batch,
+        missed=missed + _missed_earlier(run.outline),
     )
+
+
+def _missed_earlier(outline: Trace) -> int:
+    stages = [stage for epoch in outline.left_out.epochs for stage in epoch.stages.items()]
+    return sum(durations.samples for stage, durations in stages if stage.kind == Kind.RETRY)
 
 
 def _counted_twice(run: Run) -> dict[int, float]:
@@ -744,4 +753,9 @@ def _notes(trace: Trace, facts: _Facts) -> tuple[str, ...]:
         )
     if facts.ranks > 1:
         notes.append("of several ranks, a step counts the longest wait of any rank")
+    if facts.missed:
+        notes.append(
+            f"{format_count(facts.missed, 'sample')} could not be had from the tier that was to have them and were "
+            "read from the store: retries in penstock trace --stages"
+        )
     return tuple(notes)

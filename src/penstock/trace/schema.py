@@ -53,8 +53,9 @@ class Kind(IntEnum):
     comes in the batch, and on into the steps that were loaded with it. The spans of one batch are linked by rank,
     epoch and step. `peer` is the rank whose tier `place` is, -1 for this rank's own.
 
-    `RETRY` lies within the `READ` that it made longer; its step is that of some read at the time. Of a tier of another
-    rank it is a group in which that many samples were not had, and which were read from the source then.
+    `RETRY` lies within the `READ` that it made longer; its step is that of some read at the time. Of a tier, this
+    rank's or another's, it is a group in which that many samples were not had, as they were damaged or missing, and
+    which were read from the source then.
 
     `LOCK` is a sample: a worker that has work asks every 20 ms at most, or every 100 ms where the trace alone wants to
     know, releasing the lock before. `CONSUMER`, the training's thread, records how late it woke, from 50 ms on: one
