@@ -135,6 +135,22 @@ def test_a_value_that_is_gone_or_another_is_never_handed_out(store: Dictionary) 
     assert found_in(tier, [3]) == {3: CONTENTS[3]}
 
 
+def test_two_jobs_at_once_read_what_either_stored_and_what_one_deletes_the_other_stores_again(
+    store: Dictionary,
+) -> None:
+    """The second one may keep less, and deletes what is too much for it."""
+    first = tier_of(store)
+    put_all(first)
+    second = tier_of(store, 1000)
+    second.evict(np.array([1]))
+
+    assert found_in(second) == {sample: CONTENTS[sample] for sample in (0, 2, 4)}
+    assert found_in(first) == {sample: CONTENTS[sample] for sample in (0, 2, 4)}
+    assert first.held().tolist() == [0, 2, 4]
+    assert first.put(3, CONTENTS[3])
+    assert found_in(first, [3]) == {3: CONTENTS[3]}
+
+
 def test_a_store_that_fails_is_reported_once_and_is_read_while_it_can_be(store: Dictionary) -> None:
     lines: list[str] = []
     tier = tier_of(store, report=lines.append)

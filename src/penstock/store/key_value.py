@@ -52,7 +52,9 @@ class KeyValueTier:
     number: of this rank: several ranks do not delete each other's samples.
     report: gets a line the first time that the store fails.
 
-    A value is a checksum of 8 bytes and the sample; it is compared at every read.
+    A value is a checksum of 8 bytes and the sample; it is compared at every read. Keys are the same for each run over
+    the data, so that jobs at once share them: such a store has nothing to claim them by. What one deletes, another
+    finds missing when it reads it.
     Raises: DataError if the store cannot say what it has.
     """
 
