@@ -245,12 +245,17 @@ def write_pairs(folder: Path, count: int = 12, **endings: str) -> tuple[Path, Pa
     return images, masks
 
 
-@pytest.mark.parametrize("decoders", [0, 2])
-def test_images_and_masks_of_two_folders_are_cropped_alike(tmp_path: Path, decoders: int) -> None:
+def same(value: Any) -> Any:
+    return value
+
+
+@pytest.mark.parametrize("who", [{"decoders": 0}, {"decoders": 2}, {"workers": 2}])
+def test_images_and_masks_of_two_folders_are_cropped_alike(tmp_path: Path, who: dict[str, int]) -> None:
     images, masks = write_pairs(tmp_path)
     source = ImagesAndMasks(images, masks, mask_dtype="int64")
-    steps = [RandomHorizontalFlip(), RandomCrop((64, 80)), RandomVerticalFlip()]
-    options: dict[str, Any] = {"batch_size": 4, "dtype": "uint8", "decoders": decoders, "report": None}
+    steps: list[Any] = [RandomHorizontalFlip(), RandomCrop((64, 80)), RandomVerticalFlip()]
+    steps += [same] if "workers" in who else []  # they take Python code alone
+    options: dict[str, Any] = {"batch_size": 4, "dtype": "uint8", "report": None, **who}
 
     with Loader(source, epochs=2, transforms=steps, shuffle=False, **options) as loader:
         for batch in [*loader, *loader]:
@@ -260,6 +265,13 @@ def test_images_and_masks_of_two_folders_are_cropped_alike(tmp_path: Path, decod
     with Loader(source.select([5, 3]), epochs=1, transforms=steps, shuffle=False, **options) as loader:
         part = next(iter(loader))
     assert np.array_equal(part["images"][:, 1], part["masks"])
+    PIL.Image.fromarray(ROWS[:99]).save(masks / "a" / "0.png")
+    source = ImagesAndMasks(images, masks)
+    with (
+        Loader(source, epochs=1, transforms=steps, shuffle=False, **options) as loader,
+        pytest.raises(DataError, match=r"/a/0\.png: .*(its mask|/a/0\.png): it has 160 x 99 pixels"),
+    ):
+        next(iter(loader))
 
 
 def test_a_mask_of_a_palette_or_of_few_bits_has_the_indices(tmp_path: Path) -> None:

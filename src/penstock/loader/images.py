@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -99,7 +99,8 @@ class ImageDecoder:
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle what it was made of: a worker process has a copy, and its part of the memory."""
         memory = self._memory.part(self._processes)
-        return ImageDecoder, (self._pipeline, self._given_labels, None, memory, self._masks)
+        masks = None if self._masks is None else replace(self._masks, describe=_its_mask)
+        return ImageDecoder, (self._pipeline, self._given_labels, None, memory, masks)
 
     @property
     def decoded_alone(self) -> int:
@@ -216,6 +217,11 @@ class ImageDecoder:
             if len(self._draws) > _DRAWS_KEPT:
                 self._draws.pop(min(self._draws), None)
         return draws
+
+
+def _its_mask(sample: int) -> str:
+    """Name a mask in a worker process, whose parent names the picture."""
+    return "its mask"
 
 
 def image_fields(

@@ -265,6 +265,7 @@ class MaskPass:
     """
 
     def __init__(self, pipeline: Pipeline, dtype: str, fill: int) -> None:
+        self._given = pipeline, dtype, fill
         self._moves, self._fill = Moves(pipeline), fill
         self.dtype = np.dtype(dtype)
         shape = pipeline.output_shape
@@ -275,6 +276,10 @@ class MaskPass:
             )
         #: (height, width) of a mask in the batch.
         self.shape = shape[1:] if pipeline.layout == "NCHW" else shape[:2]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return how another process makes the same."""
+        return MaskPass, self._given
 
     def run(
         self,
