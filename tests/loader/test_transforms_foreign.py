@@ -25,6 +25,7 @@ from penstock import Loader
 from penstock.errors import ConfigError
 from penstock.loader import transforms as ours
 from penstock.loader.transforms import Pipeline, Scratch, compile_pipeline
+from penstock.store import ImagesAndMasks
 
 
 def installed(name: str) -> Any:
@@ -417,6 +418,38 @@ def test_albumentations_draws_by_sample_in_any_thread(
     assert np.array_equal(seen[0], seen[1])
     assert np.array_equal(seen[0], seen[2])
     assert not np.array_equal(seen[0][0], seen[0][3])
+
+
+def of_albumentations_with_masks() -> Any:
+    of = albumentations
+    steps = [of.CropNonEmptyMaskIfExists(32, 40), of.InvertImg(p=1.0), of.D4(p=1.0), of.InvertImg(p=1.0)]
+    return of.Compose([*steps, of.RandomCrop(24, 24)])
+
+
+def of_torchvision_with_masks() -> Any:
+    return v2.RandomChoice([v2.RandomRotation((turn, turn), expand=True) for turn in (0, 90, 180, 270)])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(of_albumentations_with_masks, marks=needs_albumentations),
+        pytest.param(of_torchvision_with_masks, marks=needs_torchvision),
+    ],
+)
+def test_a_mask_is_moved_as_its_image(make: Callable[[], Any], tmp_path: Path) -> None:
+    for number in range(6):
+        for name, array in (("images", PHOTO), ("masks", PHOTO[:, :, 1])):
+            (tmp_path / name).mkdir(exist_ok=True)
+            PIL.Image.fromarray(array).save(tmp_path / name / f"{number}.png")
+    source = ImagesAndMasks(tmp_path / "images", tmp_path / "masks")
+    steps = [ours.RandomHorizontalFlip(), make(), ours.CenterCrop(24)]
+    options: dict[str, Any] = {"batch_size": 6, "epochs": 1, "dtype": "uint8", "decoders": 0, "report": None}
+    with Loader(source, transforms=steps, **options) as loader:
+        batch = next(iter(loader))
+
+    assert np.array_equal(batch["images"][:, 1], batch["masks"])
+    assert len({mask.tobytes() for mask in batch["masks"]}) > 2
 
 
 @needs_albumentations

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import pickle
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import PIL.Image
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -221,7 +225,125 @@ def test_a_name_that_another_part_has_is_refused(parts: dict[str, Any]) -> None:
         Joint([Resize((8, 8))])(rng(), image=PLACES, **parts)
 
 
-@pytest.mark.parametrize("step", [RandAugment(), RandomApply([RandomCrop(3)])])
+# -- Steps of other libraries, called with image and mask ------------------------------------------------------------
+
+
+def same(value: Any) -> Any:
+    return value
+
+
+class Cut:
+    """Called as transforms of albumentations 2.0.8 are: with image= and mask=, and generators that it is given.
+
+    change: what becomes of the mask besides.
+    """
+
+    __module__ = "albumentations.mine"
+
+    def __init__(self, change: Callable[[Any], Any] = same) -> None:
+        self.change = change
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return made_again, (type(self).__name__, self.change)
+
+    def set_random_state(self, random_generator: np.random.Generator, py_random: Any) -> None:
+        self.rng = random_generator
+
+    def __call__(self, *, image: NDArray[np.uint8], mask: Any = None) -> dict[str, Any]:
+        top, left = self.rng.integers(0, 20, 2)
+        place = slice(top, top + 60), slice(left, left + 70)
+        found = {"image": image[place]}
+        return found if mask is None else {**found, "mask": self.change(mask[place])}
+
+
+def made_again(name: str, change: Callable[[Any], Any]) -> Any:
+    return globals()[name](change)
+
+
+class Inverted(Cut):
+    """Photometric: it leaves the mask."""
+
+    __module__ = "albumentations.mine"
+
+    def __call__(self, *, image: NDArray[np.uint8], mask: Any = None) -> dict[str, Any]:
+        return {"image": 255 - image, "mask": mask}
+
+
+@for_each(
+    "steps",
+    [
+        [Cut()],
+        [RandomCrop((100, 120)), Cut(), RandomVerticalFlip(), Pad(2), Inverted(), Inverted(), RandomCrop(56)],
+        [RandomVerticalFlip(), lambda picture: picture, Cut(), Cut(torch.from_numpy), RandomHorizontalFlip()],
+    ],
+)
+def test_a_step_that_is_called_with_image_and_mask_moves_both_where_it_stands(steps: list[Any]) -> None:
+    joint = Joint(steps, dtype="uint8", layout="NHWC")
+    seen = set[bytes]()
+    for seed in range(6):
+        for channel, mask in ((0, ROWS), (1, COLUMNS)):
+            made = joint(rng(seed), image=PLACES, mask=mask)
+            assert made["mask"].dtype == np.uint8
+            assert np.array_equal(made["image"][:, :, channel], made["mask"]), (seed, channel)
+            seen.add(made["mask"].tobytes())
+        stacked = joint(rng(seed), image=PLACES, mask=np.stack([COLUMNS, ROWS], axis=2))
+        assert np.array_equal(stacked["mask"], made["image"][:, :, [1, 0]])
+        assert np.array_equal(joint(rng(seed), image=PLACES)["image"], made["image"])
+    assert len(seen) > 8, "draws differ from sample to sample"
+
+
+@for_each(
+    ("change", "text"),
+    [
+        (
+            lambda mask: mask[1:],
+            r"uint8\[60, 70, 3\] with a mask uint8\[59, 70\]: a mask has the height and width",
+        ),
+        (lambda mask: mask.astype(np.int64), r"a mask int64\[60, 70\]: .*and stays uint8"),
+        (lambda mask: mask[:, :, None], r"a mask uint8\[60, 70, 1\]"),
+    ],
+)
+def test_a_mask_of_another_size_or_type_than_before_is_an_error_with_step_and_sample(
+    tmp_path: Path, change: Any, text: str
+) -> None:
+    steps = [RandomVerticalFlip(), Cut(change), ToTensor()]
+    with pytest.raises(ConfigError, match=rf"transform 1 \(Cut\) returned .*{text}"):
+        Joint(steps)(rng(), image=PLACES, mask=ROWS)
+    images, masks = write_pairs(tmp_path, 2)
+    with pytest.raises(ConfigError, match=rf"transform 1 \(Cut\) returned .*{text}") as caught:
+        Loader(ImagesAndMasks(images, masks), batch_size=2, epochs=1, transforms=steps, report=None)
+    assert any(f"{images}/a/" in note for note in caught.value.__notes__)
+
+
+def test_joint_refuses_what_a_step_of_another_library_does_not_take() -> None:
+    for parts in ({"boxes": [[0, 0, 2, 2]]}, {"masks": {"a": ROWS}}, {"images": {"b": PLACES}}):
+        with pytest.raises(
+            ConfigError, match=f"image= and mask= alone, and Joint has {next(iter(parts))}: leave"
+        ):
+            Joint([Cut()])(rng(), image=PLACES, **parts)
+    with pytest.raises(ConfigError, match="draws from global random generators, and Joint is given"):
+        Joint([Turned()])
+
+
+class Turned:
+    """Called as transforms of torchvision's v2 are, and draws as they do."""
+
+    __module__ = "torchvision.transforms.v2.mine"
+
+    def __call__(self, image: PIL.Image.Image, mask: Any = None) -> Any:
+        turns = int(torch.randint(4, (1,)))
+        turned = image.rotate(90 * turns)
+        if mask is None:
+            return turned
+        assert type(mask) is torch.Tensor
+        return turned, torch.rot90(mask, turns, (-2, -1))
+
+
+class OfVersion1(Turned):
+    __module__ = "torchvision.transforms.mine"
+
+
+@pytest.mark.parametrize("step", [RandAugment(), RandomApply([RandomCrop(3)]), OfVersion1()])
 def test_steps_that_move_pixels_by_rules_of_their_own_are_refused(step: Any) -> None:
     with pytest.raises(ConfigError, match="may move pixels, and what goes with a picture would not move"):
         Joint([step])
@@ -243,10 +365,6 @@ def write_pairs(folder: Path, count: int = 12, **endings: str) -> tuple[Path, Pa
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             PIL.Image.fromarray(np.ascontiguousarray(array)).save(root / name)
     return images, masks
-
-
-def same(value: Any) -> Any:
-    return value
 
 
 @pytest.mark.parametrize("who", [{"decoders": 0}, {"decoders": 2}, {"workers": 2}])
@@ -272,6 +390,33 @@ def test_images_and_masks_of_two_folders_are_cropped_alike(tmp_path: Path, who: 
         pytest.raises(DataError, match=r"/a/0\.png: .*(its mask|/a/0\.png): it has 160 x 99 pixels"),
     ):
         next(iter(loader))
+
+
+@for_each(
+    ("step", "runs"),
+    [(Cut(), [{"decoders": 0}, {"decoders": 2}, {"workers": 2}]), (Turned(), [{"decoders": 0}])],
+)
+def test_a_step_of_another_library_moves_images_and_masks_of_two_folders_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: Any, runs: list[dict[str, Any]]
+) -> None:
+    monkeypatch.setitem(sys.modules, "torchvision.tv_tensors", SimpleNamespace(Mask=lambda tensor: tensor))
+    images, masks = write_pairs(tmp_path, 8)
+    source = ImagesAndMasks(images, masks, mask_dtype="int64").select([6, 1, 4, 3])
+    steps = [RandomCrop((80, 80)), step, RandomVerticalFlip(), CenterCrop(50)]
+    seen: list[NDArray[Any]] = []
+    for run in runs:
+        options: dict[str, Any] = {"batch_size": 4, "epochs": 2, "dtype": "uint8", "report": None, **run}
+        with Loader(source, transforms=steps, shuffle=False, **options) as loader:
+            batches = [
+                {name: array.copy() for name, array in batch.items()} for _ in range(2) for batch in loader
+            ]
+        for batch in batches:
+            assert batch["masks"].shape == (4, 50, 50)
+            for number, image, mask in zip([6, 1, 4, 3], batch["images"], batch["masks"], strict=True):
+                assert np.array_equal(image[number % 2], mask)
+        seen.append(np.stack([batch["masks"] for batch in batches]))
+    assert not np.array_equal(seen[0][0], seen[0][1])
+    assert all(np.array_equal(seen[0], other) for other in seen[1:])
 
 
 def test_a_mask_of_a_palette_or_of_few_bits_has_the_indices(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from penstock.loader.transforms.joint import MaskPass
 from penstock.loader.transforms.jpeg import JpegHeader, is_jpeg, read_header
 from penstock.loader.transforms.memory import DecodeMemory
 from penstock.loader.transforms.sizes import read_size
+from penstock.loader.transforms.stages import Beside
 from penstock.policy import Load
 
 #: Of batches and epochs.
@@ -46,7 +47,7 @@ class ImageGroup(NamedTuple):
     """Pictures that a thread brings into a slot.
 
     rows, ids, data: of each, its place in the batch, its sample, and what the fetcher brought. images: of the slot.
-    draws: of the batch. scratch: the thread's. shared: as of `Brought`.
+    draws: of the batch. scratch: the thread's. shared: as of `Brought`. beside: of one alone, see `Pipeline.run`.
     """
 
     load: Load
@@ -57,6 +58,7 @@ class ImageGroup(NamedTuple):
     draws: Draws
     scratch: Scratch
     shared: list[int] | None = None
+    beside: Beside | None = None
 
     def sample(self, index: int) -> int:
         """Return the sample of one of them."""
@@ -120,16 +122,18 @@ class ImageDecoder:
         draws = self._draws_of(load, load.epoch)
         failed: list[tuple[int, Exception]] = []
         at(int(ids[0]))
-        if self._masks is not None:
-            ends = self._masks.front_bytes[ids].tolist()
-            masks = [each[end:] for each, end in zip(data, ends, strict=True)]
+        masks = self._masks
+        files = list[NDArray[np.uint8]]()
+        if masks is not None:
+            ends = masks.front_bytes[ids].tolist()
+            files = [each[end:] for each, end in zip(data, ends, strict=True)]
             data = [each[:end] for each, end in zip(data, ends, strict=True)]
-            failed = self._write_masks(self._masks, rows, ids.tolist(), (data, masks), labels.pop(0), draws)
-        wrong = {index for index, _ in failed}
         group = ImageGroup(load, rows, ids, data, images, draws, self._scratch(), shared)
         which: Sequence[int] = range(len(rows))
-        if wrong:
-            which = [index for index in which if index not in wrong]
+        if masks is not None:
+            failed = self._write_masks(masks, group, files, labels.pop(0), at)
+            wrong = {index for index, _ in failed}
+            which = [] if masks.write.has_images else [index for index in which if index not in wrong]
         failed += self._write_images(group, which, at)
         where = slice(rows.start, rows.stop) if isinstance(rows, range) else rows
         for array, known in zip(labels, self._labels, strict=True):
@@ -143,7 +147,7 @@ class ImageDecoder:
         failed: list[tuple[int, Exception]] = []
         if not which:
             return failed
-        _, rows, _, data, images, draws, scratch, _ = group
+        _, rows, _, data, images, draws, scratch, _, beside = group
         some_data, some_rows = data, rows
         if len(which) < len(rows):
             some_data, some_rows = [data[index] for index in which], [rows[index] for index in which]
@@ -158,7 +162,7 @@ class ImageDecoder:
                 at(group.sample(index))
                 row = rows[index]
                 try:
-                    self._pipeline.run(data[index].data, images[row], draws, row, scratch, front)
+                    self._pipeline.run(data[index].data, images[row], draws, row, scratch, front, beside)
                 except Exception as error:
                     failed.append((index, self._located(error, group.sample(index))))
         return failed
@@ -166,18 +170,23 @@ class ImageDecoder:
     def _write_masks(
         self,
         masks: Masks,
-        rows: Sequence[int],
-        samples: list[int],
-        data: tuple[list[Any], list[Any]],
+        group: ImageGroup,
+        files: Sequence[NDArray[np.uint8]],
         out: NDArray[Any],
-        draws: Draws,
+        at: Callable[[int], None],
     ) -> list[tuple[int, Exception]]:
-        """Write the masks of some rows; return the failed ones, as `decode`. data: of pictures, and of masks."""
+        """Write the masks of a group, and its images where a step is called with both; return the failed ones."""
         failed: list[tuple[int, Exception]] = []
-        for index, (picture, mask) in enumerate(zip(*data, strict=True)):
-            row, sample = rows[index], samples[index]
+        for index, file in enumerate(files):
+            row, sample = group.rows[index], group.sample(index)
             try:
-                masks.write.run(mask, out[row], draws, row, size_of(picture))
+                mask = masks.write.begin(file, size_of(group.data[index]))
+                wrong = list[tuple[int, Exception]]()
+                if masks.write.has_images:
+                    wrong = self._write_images(group._replace(beside=mask), [index], at)
+                if not wrong:
+                    masks.write.end(mask, out[row], group.draws, row)
+                failed += wrong
             except Exception as error:
                 failed.append((index, self._located(located(error, sample, masks.describe), sample)))
         return failed

@@ -46,7 +46,7 @@ from penstock.loader.rows import KeepingFetcher, RowPickler, row_bytes, warn_unl
 from penstock.loader.source_samples import stored_of
 from penstock.loader.transforms import Pipeline
 from penstock.loader.transforms.crops import CropPass
-from penstock.loader.transforms.joint import MaskPass
+from penstock.loader.transforms.joint import Along, MaskPass, along_with
 from penstock.loader.transforms.memory import DecodeMemory
 from penstock.loader.transforms.mixing import Mixing
 from penstock.loader.transforms.sink import ByteValues
@@ -435,8 +435,9 @@ def _pipeline(
     def probe(sample: int) -> None:
         try:
             name = source.describe(sample)
-            picture = calls.one(name, lambda: _read_picture(source, sample))
-            drawn.update(keeping_global_states(lambda: pipeline.probe(picture, name)))
+            picture, mask = calls.one(name, lambda: _read_parts(source, sample))
+            beside = _beside(source, pipeline, sample, mask)
+            drawn.update(keeping_global_states(lambda: pipeline.probe(picture, name, beside)))
         except Exception as error:
             if (placed := located(error, sample, source.describe)) is error:
                 raise
@@ -448,15 +449,26 @@ def _pipeline(
     return pipeline
 
 
-def _read_picture(source: Source, sample: int) -> bytes:
-    """Return the bytes of a sample's picture, without its mask."""
+def _read_parts(source: Source, sample: int) -> tuple[bytes, bytes]:
+    """Return the bytes of a sample's picture, and those of its mask; none where it has no mask."""
     masks, data = masks_of(source), source.read(sample)
-    return data if masks is None else data[: masks.image_bytes[sample]]
+    end = len(data) if masks is None else int(masks.image_bytes[sample])
+    return data[:end], data[end:]
+
+
+def _beside(source: Source, pipeline: Pipeline, sample: int, mask: bytes) -> Along | None:
+    """Return a mask for those steps of a pipeline that take masks; None where there is no mask, or no such step."""
+    if (masks := masks_of(source)) is None:
+        return None
+    try:
+        return along_with(pipeline, mask)
+    except DataError as error:
+        raise located(error, sample, masks.describe) from error
 
 
 def _first_picture(source: Source, sample: int, calls: Calls) -> bytes | None:
     try:
-        return calls.one(source.describe(sample), lambda: _read_picture(source, sample))
+        return calls.one(source.describe(sample), lambda: _read_parts(source, sample))[0]
     except WaitTimeout:
         raise
     except Exception as error:  # who reads it for a batch says what is wrong

@@ -35,7 +35,7 @@ class ImagesAndMasks(Selectable):
     refresh, calls, storage_options: as in `open_source`.
 
     A batch is a dict of `images` and `masks`, [batch, height, width]. The loader's crops, resizes, flips, borders and
-    rotations move both alike, and a mask's pixels keep their values.
+    rotations move both alike, and a mask's pixels keep their values; albumentations' transforms are called with both.
     Raises: DataError naming an image without a mask, or two masks of one name.
     """
 

@@ -4,7 +4,7 @@ They are known by the names of their class and module; neither library is import
 arguments one of Penstock's has is replaced by it: the same operation and distribution, drawn by the loader's seed.
 Every other is called with what it expects: torchvision's with a PIL image, behind `ToImage` or `ToTensor` with a
 tensor; albumentations' with an array by the name `image`. So is a callable whose signature says that it takes a PIL
-image.
+image. albumentations' and torchvision's v2 are called with a picture's mask as well, where it has one.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from penstock.errors import ConfigError
 from penstock.loader.global_draws import seed_all
@@ -80,6 +81,19 @@ class Called:
 
     def __repr__(self) -> str:
         return repr(self.step)
+
+    @property
+    def takes_mask(self) -> bool:
+        """Whether it moves a picture and its mask alike, called with both."""
+        is_v2 = type(self.step).__module__.startswith("torchvision.transforms.v2")
+        return is_v2 or library_of(self.step) == "albumentations"
+
+
+class WithMask(NamedTuple):
+    """A picture, and its mask: [height, width] or [height, width, masks] of integers."""
+
+    picture: Any
+    mask: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -440,8 +454,15 @@ class Caller:
         self._step: Any = deepcopy(called.step) if called.draws == "own" else called.step
 
     def __call__(self, value: Any, generator: Callable[[], np.random.Generator]) -> Any:
-        """Return what the step makes of a value. generator: makes the sample's own."""
-        value = in_form(value, self._called.form)
+        """Return what the step makes of a value. generator: makes the sample's own.
+
+        value: a `WithMask` where `Called.takes_mask`, too; the result is one then.
+        """
+        form = self._called.form
+        if isinstance(value, WithMask):
+            value = value._replace(picture=in_form(value.picture, form))
+        else:
+            value = in_form(value, form)
         if self._called.draws == "own":
             rng = generator()
             self._step.set_random_state(rng, random.Random(int(rng.integers(2**63))))
@@ -454,9 +475,20 @@ class Caller:
         return self._of(value)
 
     def _of(self, value: Any) -> Any:
-        if library_of(self._step) == "albumentations":
-            return self._step(image=value)["image"]
-        return self._step(value)
+        is_named = library_of(self._step) == "albumentations"
+        if isinstance(value, WithMask):
+            return self._of_both(*value, is_named=is_named)
+        return self._step(image=value)["image"] if is_named else self._step(value)
+
+    def _of_both(self, picture: Any, mask: NDArray[Any], *, is_named: bool) -> WithMask:
+        if is_named:
+            made = self._step(image=picture, mask=mask)
+            return WithMask(made["image"], np.asarray(made["mask"]))
+        # torchvision has height and width last.
+        planes = np.ascontiguousarray(np.moveaxis(mask, (0, 1), (-2, -1)))
+        torch, kinds = importlib.import_module("torch"), importlib.import_module("torchvision.tv_tensors")
+        picture, moved = self._step(picture, kinds.Mask(torch.from_numpy(planes)))
+        return WithMask(picture, np.moveaxis(np.asarray(moved), (-2, -1), (0, 1)))
 
 
 @contextmanager

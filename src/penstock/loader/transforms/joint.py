@@ -83,13 +83,17 @@ class Plane:
     """
 
     def __init__(self, array: NDArray[Any], fill: int = 0) -> None:
-        self.array, self._fill = array, fill
+        self._fill = fill
+        self.replace(array)
+
+    def replace(self, array: NDArray[Any]) -> None:
+        """Go on with another mask, to which nothing is to be done yet."""
+        self.array = array
         self.geometry = whole(*array.shape[:2])
 
     def settle(self) -> None:
         rows, columns = self._places()
-        self.array = self.array.take(rows, 0).take(columns, 1)
-        self.geometry = whole(*self.array.shape[:2])
+        self.replace(self.array.take(rows, 0).take(columns, 1))
 
     def write(self, out: NDArray[Any]) -> None:
         """Do what is still to be done, into `out`."""
@@ -100,10 +104,9 @@ class Plane:
         left, above, right, below = border.sides
         widths = ((above, below), (left, right), (0, 0))[: self.array.ndim]
         if border.mode == "constant":
-            self.array = np.pad(self.array, widths, constant_values=self._fill)
+            self.replace(np.pad(self.array, widths, constant_values=self._fill))
         else:
-            self.array = np.pad(self.array, widths, border.mode)
-        self.geometry = whole(*self.array.shape[:2])
+            self.replace(np.pad(self.array, widths, border.mode))
 
     def turn(self, degrees: float) -> None:
         height, width = self.geometry.size
@@ -169,6 +172,7 @@ Move = Callable[[Part, Draws, int], None]
 class Moves:
     """The steps of a pipeline that move pixels, for what goes with its pictures.
 
+    called: the first that is called with picture and mask, so that nothing but a mask goes along; None without any.
     Raises: ConfigError for a step that may move pixels by rules of its own.
     """
 
@@ -177,6 +181,8 @@ class Moves:
             raise ConfigError(
                 "transforms take no pictures, which masks and boxes go with: put a step of theirs in"
             )
+        self.called: Called | None = None
+        #: Of each step.
         self._moves: list[Move] = []
         for step, key, numbers in pipeline.steps_in_numbers():
             if numbers is not None:
@@ -187,17 +193,54 @@ class Moves:
                 self._moves.append(_crop_move(step, key))
             elif isinstance(step, RandomRotation):
                 self._moves.append(_turn_move(step, key))
-            elif not _stays_in_place(step):
+            elif _stays_in_place(step):
+                self._moves.append(_stay)
+            elif isinstance(step, Called) and step.takes_mask:
+                self.called = self.called or step
+                self._moves.append(_stay)
+            else:
                 raise ConfigError(
                     f"{step} among the transforms may move pixels, and what goes with a picture would not move with "
                     "them: leave it out, or take crops, resizes, flips, Pad and RandomRotation of "
-                    "penstock.loader.transforms"
+                    "penstock.loader.transforms, or albumentations' transforms"
                 )
 
-    def move(self, part: Part, draws: Draws, index: int) -> None:
-        """Do all steps but the last settling. draws, index: as of `Pipeline.run`, for the same sample."""
-        for move in self._moves:
+    def move(self, part: Part, draws: Draws, index: int, steps: slice = slice(None)) -> None:
+        """Do steps but the last settling. draws, index: as of `Pipeline.run`, for the same sample."""
+        for move in self._moves[steps]:
             move(part, draws, index)
+
+
+class Along:
+    """A `Beside`: a mask, and how many steps are done to it."""
+
+    def __init__(self, moves: Moves, plane: Plane) -> None:
+        self._moves, self._plane, self._done = moves, plane, 0
+
+    def before(self, place: int, draws: Draws, index: int) -> NDArray[Any]:
+        """See `Beside`."""
+        self._moves.move(self._plane, draws, index, slice(self._done, place))
+        self._done = place
+        self._plane.settle()
+        return self._plane.array
+
+    def replace(self, mask: NDArray[Any]) -> None:
+        """See `Beside`."""
+        self._plane.replace(mask)
+
+    def end(self, draws: Draws, index: int) -> Plane:
+        """Do the steps that are left but the last settling; return the mask."""
+        self._moves.move(self._plane, draws, index, slice(self._done, None))
+        return self._plane
+
+
+def along_with(pipeline: Pipeline, data: bytes) -> Along | None:
+    """Return a mask of a file for the steps of a pipeline that are called with one; None where there are none.
+
+    Raises: ConfigError as `Moves`; DataError as `decode_mask`.
+    """
+    moves = Moves(pipeline)
+    return Along(moves, Plane(decode_mask(np.frombuffer(data, np.uint8)))) if moves.called else None
 
 
 def _stays_in_place(step: object) -> bool:
@@ -209,6 +252,10 @@ def _stays_in_place(step: object) -> bool:
 def _is_users(step: object) -> bool:
     """Whether a step is a callable of a user's, which gets the picture alone and leaves its pixels where they are."""
     return callable(step) and not isinstance(step, (Called, *AUGMENTS))
+
+
+def _stay(part: Part, draws: Draws, index: int) -> None:
+    """Leave a part where it is: the step does not move it, or is called with it."""
 
 
 def _picture_move(numbers: StepNumbers) -> Move:
@@ -267,6 +314,8 @@ class MaskPass:
     def __init__(self, pipeline: Pipeline, dtype: str, fill: int) -> None:
         self._given = pipeline, dtype, fill
         self._moves, self._fill = Moves(pipeline), fill
+        #: Whether a step is called with picture and mask, so that the one is transformed between `begin` and `end`.
+        self.has_images = self._moves.called is not None
         self.dtype = np.dtype(dtype)
         shape = pipeline.output_shape
         if len(shape) != 3:
@@ -281,15 +330,8 @@ class MaskPass:
         """Return how another process makes the same."""
         return MaskPass, self._given
 
-    def run(
-        self,
-        data: NDArray[np.uint8],
-        out: NDArray[Any],
-        draws: Draws,
-        index: int,
-        size_of_picture: tuple[int, int] | None,
-    ) -> None:
-        """Write a mask. data: its file. size_of_picture: (height, width), None where it is not known.
+    def begin(self, data: NDArray[np.uint8], size_of_picture: tuple[int, int] | None) -> Along:
+        """Return a mask as it is stored. data: its file. size_of_picture: (height, width), None if it is not known.
 
         Raises: DataError if it is no mask, of another size than its picture, or has classes that `dtype` has not.
         """
@@ -303,8 +345,11 @@ class MaskPass:
             raise DataError(
                 f'it has the class {array.max():,}, which {self.dtype} cannot hold: give mask_dtype="int32"'
             )
-        plane = Plane(array, self._fill)
-        self._moves.move(plane, draws, index)
+        return Along(self._moves, Plane(array, self._fill))
+
+    def end(self, mask: Along, out: NDArray[Any], draws: Draws, index: int) -> None:
+        """Write a mask to its place in the batch. Raises: DataError if it is of another size."""
+        plane = mask.end(draws, index)
         if plane.geometry.size != out.shape:
             raise DataError(
                 f"it comes out as {plane.geometry.size}, and its picture as {out.shape}: a callable among the "
@@ -353,12 +398,14 @@ class Joint:
     """Transforms of an image with all that belongs to it, for the `__getitem__` of a data set.
 
     transforms: as of a loader of pictures; the steps that move pixels move all parts alike, others work on the image
-        alone, as do callables, which must leave pixels where they are.
+        alone, as do callables, which must leave pixels where they are. albumentations' are called with image and mask,
+        and take no other parts.
     mask_fill: what stands in a mask where the image was not. least_side: boxes with a shorter side, in pixels, after
         cutting off what lies outside, are left out.
     dtype, layout: of the image that comes out.
 
-    Raises: ConfigError for transforms that cannot follow each other, or may move pixels by rules of their own.
+    Raises: ConfigError for transforms that cannot follow each other, may move pixels by rules of their own, or draw
+        from global generators.
 
     >>> from penstock.loader.transforms import CenterCrop
     >>> joint = Joint([CenterCrop(2)])
@@ -380,6 +427,12 @@ class Joint:
         self._mask_fill, self._least_side = mask_fill, least_side
         self._pipeline = compile_pipeline(transforms, 0, dtype, layout)
         self._moves = Moves(self._pipeline)
+        for step in self._pipeline.transforms:
+            if isinstance(step, Called) and step.draws == "global":
+                raise ConfigError(
+                    f"{step} among the transforms draws from global random generators, and Joint is given one for each "
+                    "sample: take albumentations 2, or Penstock's own steps"
+                )
         self._threads = threading.local()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -408,11 +461,23 @@ class Joint:
         keypoints: [..., 2] in pixels, across and down; or [..., 3], of which the last becomes 0 outside of the image.
         Returns: image and images as the transforms make them; mask and masks of their types; boxes float32[m, 4] within
             the image, those that are left, and labels of these; keypoints float32, all of them.
-        Raises: DataError naming the part that has another size or shape; ConfigError for a name that two parts have.
+        Raises: DataError naming the part that has another size or shape; ConfigError for a name that two parts have,
+            or a part that a step of another library does not take.
         """
+        if (called := self._moves.called) is not None:
+            others = {"images": images, "masks": masks, "boxes": boxes, "keypoints": keypoints}
+            if given := [name for name, part in others.items() if part is not None]:
+                raise ConfigError(
+                    f"{called} is called with image= and mask= alone, and Joint has {', '.join(given)}: leave them "
+                    "out, or give masks as one, [height, width, masks]"
+                )
         pictures = {name: _picture_of(name, each) for name, each in _named("image", image, images).items()}
         height, width = pictures["image"].shape[:2]
         draws = self._pipeline.draw(0, rng.integers(2**63, size=1))
+        moved = {
+            name: Along(self._moves, self._plane(name, np.asarray(each), height, width))
+            for name, each in _named("mask", mask, masks, pictures).items()
+        }
         made: dict[str, Any] = {}
         for name, picture in pictures.items():
             if picture.shape[:2] != (height, width):
@@ -420,9 +485,11 @@ class Joint:
                     f"{name} has {picture.shape[1]} x {picture.shape[0]} pixels, and image {width} x {height}: images "
                     "of a sample are of one size"
                 )
-            made[name] = self._pipeline.run_picture(picture, draws, 0, self._scratch())
-        for name, each in _named("mask", mask, masks, made).items():
-            made[name] = self._moved_mask(name, np.asarray(each), height, width, draws)
+            made[name] = self._pipeline.run_picture(picture, draws, 0, self._scratch(), moved.get("mask"))
+        for name, along in moved.items():
+            plane = along.end(draws, 0)
+            plane.settle()
+            made[name] = plane.array
         if boxes is not None:
             made |= self._moved_boxes(boxes, labels, height, width, draws)
         elif labels is not None:
@@ -437,18 +504,13 @@ class Joint:
             scratch = self._threads.scratch = Scratch()
         return scratch
 
-    def _moved_mask(
-        self, name: str, mask: NDArray[Any], height: int, width: int, draws: Draws
-    ) -> NDArray[Any]:
+    def _plane(self, name: str, mask: NDArray[Any], height: int, width: int) -> Plane:
         if mask.shape[:2] != (height, width) or mask.ndim > 3 or mask.dtype.kind not in "biu":
             raise DataError(
                 f"{name} is {mask.dtype}{list(mask.shape)}; it has an integer for each pixel of the image, "
                 f"[{height}, {width}], or several, [{height}, {width}, masks]"
             )
-        plane = Plane(mask, self._mask_fill)
-        self._moves.move(plane, draws, 0)
-        plane.settle()
-        return plane.array
+        return Plane(mask, self._mask_fill)
 
     def _settled(self, points: NDArray[np.float64], height: int, width: int, draws: Draws) -> Marks:
         marks = Marks(points, height, width)

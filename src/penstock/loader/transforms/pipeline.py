@@ -40,6 +40,7 @@ from penstock.loader.transforms.raw import place_of, raw_stage, write_group
 from penstock.loader.transforms.sink import IMAGE_DTYPES, ByteValues, Sink, encode_bfloat16
 from penstock.loader.transforms.stages import (
     CHANNELS,
+    Beside,
     Image,
     PictureStep,
     Plain,
@@ -363,14 +364,16 @@ class Pipeline:
             )
         return self._output_shape
 
-    def probe(self, data: Encoded, name: str = "") -> tuple[int, ...]:
+    def probe(self, data: Encoded, name: str = "", beside: Beside | None = None) -> tuple[int, ...]:
         """Run one sample to find the shape of the result; all others must have the same. Returns the shape.
 
-        Call it before threads share the pipeline. name: of the sample, for errors of others.
+        Call it before threads share the pipeline. name: of the sample, for errors of others. beside: see `run`.
         Raises: DataError if the sample cannot be decoded; whatever a callable raises.
         """
         if self._output_shape is None:
-            value = self._ended(self._transformed(data, self.draw(0, np.zeros(1, np.int64)), 0, Scratch()))
+            scratch = Scratch()
+            scratch.beside = beside
+            value = self._ended(self._transformed(data, self.draw(0, np.zeros(1, np.int64)), 0, scratch))
             if isinstance(value, Image):
                 self._output_shape = self._sink.shape(value.geometry.size)
             else:
@@ -471,18 +474,20 @@ class Pipeline:
         index: int,
         scratch: Scratch,
         front: NDArray[np.uint8] | None = None,
+        beside: Beside | None = None,
     ) -> None:
         """Transform one sample into its place in the slot.
 
         data: the sample as stored, or its pixels: uint8[rows, columns, 3]. front: of `run_front`.
         out: `output_shape` of `storage_dtype`, C-contiguous; all of it is written.
         draws, index: the batch's draws and the sample's row in them.
-        scratch: used by no other thread meanwhile.
+        scratch: used by no other thread meanwhile. beside: the sample's mask; steps that take masks change it.
 
         Raises: DataError if the data are damaged or no image (the message says what is wrong, the caller
             knows which file); ConfigError if the result has another shape than the slot; whatever a
             callable raises, with a note that names it.
         """
+        scratch.beside = beside
         try:
             if front is None:
                 value = self._transformed(data, draws, index, scratch)
@@ -490,6 +495,7 @@ class Pipeline:
                 value = self._staged(front, draws, index, scratch, self._lead)
             self._write(value, out, scratch)
         finally:
+            scratch.beside = None
             if self.is_visual:
                 scratch.end_picture()
 
@@ -546,9 +552,15 @@ class Pipeline:
             np.copyto(out, result, casting="unsafe")
 
     def run_picture(
-        self, picture: NDArray[np.uint8], draws: Draws, index: int, scratch: Scratch
+        self,
+        picture: NDArray[np.uint8],
+        draws: Draws,
+        index: int,
+        scratch: Scratch,
+        beside: Beside | None = None,
     ) -> NDArray[Any]:
         """Return what becomes of decoded pixels, uint8[height, width, 3]; as `run`."""
+        scratch.beside = beside
         value = self._ended(self._staged(Image.of(picture), draws, index, scratch))
         if not isinstance(value, Image):
             return np.array(self._finished(value), self.storage_dtype)

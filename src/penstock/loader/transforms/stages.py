@@ -21,6 +21,7 @@ from penstock.loader.transforms.draws import Draws, log_ratio
 from penstock.loader.transforms.foreign import (
     Called,
     Caller,
+    WithMask,
     as_picture,
     in_form,
     is_pil,
@@ -71,6 +72,18 @@ _COPIES = 3
 CHANNELS = (1, 3, 4)
 
 
+class Beside(Protocol):
+    """The mask of the picture that a thread transforms, for steps that are called with both."""
+
+    def before(self, place: int, draws: Draws, index: int) -> NDArray[Any]:
+        """Return it as it is before a step, an array of its own. draws, index: as of `Pipeline.run`."""
+        ...
+
+    def replace(self, mask: NDArray[Any]) -> None:
+        """Take what that step has made of it."""
+        ...
+
+
 class Scratch:
     """The decoder and the buffers of one thread, reused from sample to sample.
 
@@ -82,6 +95,8 @@ class Scratch:
         self.decoders = Decoders(decoder)
         self.blended = Blended()
         self._memory = memory
+        #: Of the picture that is transformed; None where it has no mask.
+        self.beside: Beside | None = None
         #: What `GroupPass` keeps here: a function, and what it is for.
         self.group_call: tuple[tuple[object, ...], Callable[..., int] | None] = (), None
 
@@ -264,6 +279,7 @@ def call_stage(step: Callable[..., Any] | Called, place: int, key: int, to_array
     """
     call = _caller(step)
     name = name_of(step)
+    takes_mask = isinstance(step, Called) and step.takes_mask
 
     def run(value: Value, draws: Draws, index: int, scratch: Scratch) -> Value:
         if isinstance(value, Image):
@@ -271,8 +287,10 @@ def call_stage(step: Callable[..., Any] | Called, place: int, key: int, to_array
             value = value.settled(to_array, scratch)
         if to_array is not None:
             scratch.end_picture()  # the user's code may wait for another thread, which waits for this memory
+        beside = scratch.beside if takes_mask else None
+        given = value if beside is None else WithMask(value, beside.before(place, draws, index))
         try:
-            made = call(value, lambda: generator_for(key, draws.epoch, int(draws.samples[index])))
+            made = call(given, lambda: generator_for(key, draws.epoch, int(draws.samples[index])))
         except Exception as error:
             error.add_note(f"in transform {place} ({name}), called with {_given(step, value)}")
             raise
@@ -280,9 +298,25 @@ def call_stage(step: Callable[..., Any] | Called, place: int, key: int, to_array
             raise ConfigError(
                 f"transform {place} ({name}) returned None: return what it makes, also where it changes it in place"
             )
-        return made
+        if beside is None:
+            return made
+        _check_mask(made, given.mask, f"transform {place} ({name})")
+        beside.replace(made.mask)
+        return made.picture
 
     return run
+
+
+def _check_mask(made: WithMask, before: NDArray[Any], label: str) -> None:
+    """Raise ConfigError unless a step left a mask of its picture's size and of the type that it had."""
+    picture, mask = made
+    shape = picture.size[::-1] if is_pil(picture) else tuple(getattr(picture, "shape", ()))
+    size = shape[-2:] if is_tensor(picture) else shape[:2]
+    if mask.shape != (*size, *before.shape[2:]) or mask.dtype != before.dtype:
+        raise ConfigError(
+            f"{label} returned {describe(picture)} with a mask {describe(mask)}: a mask has the height and width of "
+            f"its image, and stays {before.dtype}"
+        )
 
 
 def _caller(step: Callable[..., Any] | Called) -> Callable[[Value, Callable[[], Any]], Value]:
