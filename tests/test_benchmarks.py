@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import os
 import re
 import runpy
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -202,3 +206,40 @@ def test_unequal_files_lose_hits_of_bundles_and_none_of_a_full_shuffle(run: Run)
     assert all(abs(hits - 12.27) < 0.3 for hits in original)
     assert proposed[0] > 39.9
     assert proposed == sorted(proposed, reverse=True)
+
+
+@pytest.fixture
+def cpu_groups(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The module of benchmarks/scale that limits processes by cgroups."""
+    monkeypatch.syspath_prepend(BENCHMARKS / "scale")
+    return importlib.import_module("_cpu_groups")
+
+
+def test_a_group_that_cannot_be_removed_leaves_none_of_the_others(
+    cpu_groups: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    removed: list[str] = []
+
+    def remove(group: Path) -> None:
+        removed.append(group.name.rpartition("-")[2])
+        if removed[-1] == "two":
+            raise OSError("busy")
+
+    monkeypatch.setattr(cpu_groups, "_base", lambda: (tmp_path, True))
+    monkeypatch.setattr(cpu_groups, "_remove", remove)
+
+    with pytest.raises(OSError, match="busy"), cpu_groups.cpu_groups(["one", "two", "three"], 0.5, 0.1):
+        pass
+
+    assert set(removed) == {"one", "two", "three"}
+
+
+def test_a_group_is_counted_where_one_of_its_processes_has_just_ended(
+    cpu_groups: Any, tmp_path: Path
+) -> None:
+    with subprocess.Popen(["true"]) as ended:
+        pass
+    (tmp_path / "cpu.stat").write_text("nr_periods 3\nnr_throttled 1\n")
+    (tmp_path / "cgroup.procs").write_text(f"{ended.pid}\n{os.getpid()}\n")
+
+    assert cpu_groups.counts_of(tmp_path)[1:] == (3, 1)

@@ -40,8 +40,9 @@ def counts_of(group: Path) -> GroupCounts:
     stat = dict(line.split() for line in (group / "cpu.stat").read_text().splitlines())
     ticks = 0
     for pid in (group / "cgroup.procs").read_text().split():
-        words = Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()
-        ticks += int(words[11]) + int(words[12])
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended since
+            words = Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()
+            ticks += int(words[11]) + int(words[12])
     return GroupCounts(ticks / os.sysconf("SC_CLK_TCK"), int(stat["nr_periods"]), int(stat["nr_throttled"]))
 
 
@@ -52,13 +53,15 @@ def cpu_groups(names: Sequence[str], share: float, period_seconds: float) -> Ite
     In the end, however it comes, processes that are left in them are killed, and the groups removed.
     Raises: OSError where no group can be made.
     """
-    period, made = round(1e6 * period_seconds), dict[str, Path]()
+    period = round(1e6 * period_seconds)
     quota = round(share * period)
     base, is_v1 = _base()
-    try:
+    with contextlib.ExitStack() as removals:  # the others, too, where one cannot be removed
+        made = dict[str, Path]()
         for name in names:
             group = base / f"penstock-{os.getpid()}-{name.replace(' ', '-')}"
             group.mkdir()
+            removals.callback(_remove, group)
             made[name] = group
             if is_v1:
                 (group / "cpu.cfs_period_us").write_text(str(period))
@@ -68,9 +71,6 @@ def cpu_groups(names: Sequence[str], share: float, period_seconds: float) -> Ite
                 (group / "cpu.max").write_text(f"{quota} {period}")
                 (group / "cpu.weight").write_text(str(100 * _WEIGHT))
         yield made
-    finally:
-        for group in made.values():
-            _remove(group)
 
 
 def _base() -> tuple[Path, bool]:
