@@ -23,7 +23,7 @@ from tests.patience import brief, patient, wait_until
 
 from penstock.errors import ConfigError
 from penstock.flow.work import InParts, Request
-from penstock.loader import Loader, decode_work
+from penstock.loader import Loader, decode_servers, decode_work
 from penstock.loader.decode_servers import DecodeServers, ServedFetcher, _Counter
 from penstock.loader.decode_serving import serving
 from penstock.loader.decode_work import CropMaker, StoredSamples, describe_work, maker_of, steps_served
@@ -51,9 +51,11 @@ from penstock.loader.transforms import (
 from penstock.loader.transforms.memory import DecodeMemory
 from penstock.policy.decisions import SOURCE_TOGETHER
 from penstock.policy.decode_split import HERE, DecodeSplit, Given
+from penstock.ranks import carrier_zmq
 from penstock.ranks.access import Address
 from penstock.ranks.decode_access import KEY
 from penstock.ranks.decode_server import DecodeServer
+from penstock.ranks.reaching import At
 from penstock.ranks.remote_peers import RemotePeers
 from penstock.store import ImageFolder, MemoryTier
 from penstock.trace.schema import SOURCE, STAGING
@@ -549,6 +551,21 @@ def test_a_server_with_another_key_is_refused_as_such(
             ConfigError, match=f"^decode server {address} has another key than {other}: both need"
         ):
             batches_of(photos, RANDOM, [address])
+
+
+def test_servers_that_do_not_answer_are_asked_for_their_keys_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each may take half a second."""
+    together = threading.Barrier(3, timeout=patient(5))
+
+    def has_key(*_: Any) -> None:
+        together.wait()
+
+    monkeypatch.setattr(decode_servers, "look_at", lambda address: (At.THERE, ""))
+    monkeypatch.setattr(carrier_zmq, "has_key", has_key)
+
+    found = decode_servers._why_silent([Address("127.0.0.1", port) for port in (1, 2, 3)], bytes(32))
+
+    assert found == 3 * [At.THERE.value]
 
 
 SERVER = """

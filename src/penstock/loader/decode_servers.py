@@ -35,7 +35,7 @@ from penstock.ranks.access import Address, needing_zmq
 from penstock.ranks.decode_access import KEY, SERVER, TRAINING, address_of
 from penstock.ranks.decode_server import MOST_ANSWER_BYTES, digest_of
 from penstock.ranks.peer_messages import GREET, NO_IDS, Message, packed
-from penstock.ranks.reaching import LOOK_SECONDS, At, in_words, look_at_all
+from penstock.ranks.reaching import LOOK_SECONDS, At, at_once, in_words, look_at
 from penstock.ranks.remote_peers import FarRank, Ids, RemotePeers
 from penstock.store import Source
 from penstock.store.host_memory import checksum_of
@@ -460,20 +460,21 @@ def _carrier_to(addresses: Sequence[Address], most_part_bytes: int, secret: byte
 
 
 def _why_silent(addresses: Sequence[Address], secret: bytes) -> list[str]:
-    """Return why nobody answers at each address. Raises: ConfigError where the server there has another key."""
+    """Return why nobody answers at each address, in a second. Raises: ConfigError where the server has another key."""
     from penstock.ranks.carrier_zmq import KeyPair, has_key
 
-    found = list[str]()
-    places = [f"tcp://{address}" for address in addresses]
-    for address, place, (at, more) in zip(addresses, places, look_at_all(places), strict=True):
-        key, own = KeyPair.of(secret, SERVER).public, KeyPair.of(secret, TRAINING)
+    key, own = KeyPair.of(secret, SERVER).public, KeyPair.of(secret, TRAINING)
+
+    def look(address: Address) -> str:
+        at, more = look_at(place := f"tcp://{address}")
         if at == At.THERE and has_key(place, key, own, LOOK_SECONDS) is False:
             raise ConfigError(
                 f"decode server {address} has another key than {KEY.path()}: both need the same file; copy it from "
                 f"there, or name its copy as ${KEY.variable}"
             )
-        found.append(in_words(at, more))
-    return found
+        return in_words(at, more)
+
+    return at_once(look, addresses)
 
 
 def _refusal(address: Address, reason: str) -> str:

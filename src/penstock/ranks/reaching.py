@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
+from typing import TypeVar
 
 #: How long a look takes at most, for a connection and a greeting; and the time before another.
 LOOK_SECONDS, _ENDING_SECONDS = 0.5, 0.05
+_Place = TypeVar("_Place")
+_Found = TypeVar("_Found")
 #: With this byte, who speaks as ZeroMQ greets whoever connects. Source: ZMTP 3.1, RFC 37, section 3.
 _GREETING = b"\xff"
 
@@ -21,7 +24,7 @@ class At(Enum):
     UNREACHED = "it cannot be reached"
     SILENT = "a process listens that does nothing: it is stopped, or hangs"
     OTHER = "something else listens"
-    THERE = "it listens"
+    THERE = "a process that speaks ZeroMQ listens there"
 
 
 def in_words(at: At, more: str) -> str:
@@ -41,8 +44,13 @@ def look_at(address: str) -> tuple[At, str]:
 
 def look_at_all(addresses: Sequence[str]) -> list[tuple[At, str]]:
     """Return what is found at each of some addresses, as `look_at` does, in the time of one look."""
-    with ThreadPoolExecutor(len(addresses) or 1, "penstock-look") as threads:
-        return list(threads.map(look_at, addresses))
+    return at_once(look_at, addresses)
+
+
+def at_once(look: Callable[[_Place], _Found], places: Sequence[_Place]) -> list[_Found]:
+    """Return what `look` returns for each of some places, in the time of one. Raises: what it raises for the first."""
+    with ThreadPoolExecutor(len(places) or 1, "penstock-look") as threads:
+        return list(threads.map(look, places))
 
 
 def parts_of(address: str) -> tuple[str, int]:
