@@ -167,7 +167,7 @@ class Housekeeping:
             self._catalog.look()
 
     def hold(self, steps: Iterable[int]) -> None:
-        """Have the snapshots of these steps stay until they are let go of."""
+        """Keep the snapshots of these steps until `let_go` gets them."""
         with self._deciding:
             self._held.update(steps)
 

@@ -147,7 +147,7 @@ class Job:
     parts: dict[int, WrittenPart] | None = None
     #: What is to be done next.
     instructions: Instructions = ()
-    #: Where it lies, and how it is stored there; what rank 0 decided, its draft, and steps that must stay meanwhile.
+    #: Where it is written, and how it is encoded; what rank 0 decided, its draft, and steps that must stay meanwhile.
     target: Begin = _NOWHERE
     encoding: EncodingConfig = field(init=False)
     decision: SnapshotDecision = field(init=False)

@@ -55,7 +55,7 @@ def opened_source(options: argparse.Namespace) -> Source:
 
 
 def _refuse(name: str, given: dict[str, Any]) -> None:
-    """Raise ConfigError where other options are given beside one of this name."""
+    """Raise ConfigError if options are given that do not go with the one of this name."""
     if given:
         raise ConfigError(f"--{name} is given with --{next(iter(given))}: leave one of them out")
 

@@ -269,7 +269,7 @@ class _Draws:
 
 
 def _check_dataset(dataset: object) -> None:
-    """Raise ConfigError for a data set that is only an iterator, and for a path, whose samples are its characters."""
+    """Raise ConfigError for a data set that can only be iterated, and for a path, whose samples are its characters."""
     if isinstance(dataset, str | bytes | os.PathLike):
         raise ConfigError(
             f"dataset is {dataset!r:.200}, a path, whose samples would be its characters: penstock.torch.Loader("

@@ -108,7 +108,7 @@ class StoreWriter(Closeable, StorageWriter):
     few tens of MiB.
 
     Pickled, it is the same writer wherever it is unpickled in a process: so that of `async_save` in a process of its
-    own goes on with deltas. From then on only that process writes.
+    own continues with deltas. From then on only that process writes.
     """
 
     def __init__(
@@ -361,7 +361,7 @@ class StoreWriter(Closeable, StorageWriter):
             self._opened.writer.give_up(job, error)
 
     def close(self) -> None:
-        """Drain what waits, on the coordinator, and let go of the folder and of the memory; twice is harmless.
+        """Drain what waits, on the coordinator, close the folder and free the memory; twice is harmless.
 
         Raises: what a drain failed with.
         """

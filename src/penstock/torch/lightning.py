@@ -71,7 +71,7 @@ class SnapshotIO(CheckpointIO):
         self._nameless: set[int] = set()
         #: Steps one of whose names another snapshot gets, once it is durable.
         self._replaced: set[int] = set()
-        #: Where names are, as far as this run or the one that it goes on from knows.
+        #: Where names are, as far as this run or the one that it resumes knows.
         self._folders: set[Path] = set()
         #: Whether a checkpoint was loaded since the last save, so that steps may come that were saved before.
         self._may_have_gone_back = False
@@ -107,7 +107,7 @@ class SnapshotIO(CheckpointIO):
             return self._others.load_checkpoint(path, map_location, weights_only)  # type: ignore[arg-type]
         state: dict[str, Any] = self._store.restore(step).state
         self._folders |= _folders_named_in(Path(path))
-        # Or a test of an earlier checkpoint, after which the training goes on where it was: the next save tells.
+        # Or a test of an earlier checkpoint, after which the training continues where it was: the next save shows it.
         self._may_have_gone_back = True
         return state
 

@@ -29,7 +29,7 @@ class SnapshotCallback(TrainerCallback):
         trainer.add_callback(snapshots)
         snapshots.train()
 
-    Training goes on as if it had not been interrupted, for the Trainer is given a folder of its own kind; it lies in
+    Training resumes as if it had not been interrupted, for the Trainer is given a folder of its own kind; it lies in
     the folder for temporary files until the first step is done.
 
     trainer: it trains in one process, or in several with equal states (DDP); the store is then one of all ranks.

@@ -7,7 +7,7 @@ A message is bytes, for any transport that keeps messages apart and in order: a 
 of, a body, a checksum that also covers the checksum of the message before, so that one which is lost, comes twice, or
 is of another refresh is found before it is applied. The first says from which snapshot to which, and what the tensors
 are; then blocks come as they are in part files, hop by hop along the differences between the two; the last says that
-all were sent. The refresh that a message is of also shows whether it is left of one that failed or was asked for then.
+all were sent. As each message names its refresh, what is left over of one that failed is not taken for the next one's.
 """
 
 from __future__ import annotations
