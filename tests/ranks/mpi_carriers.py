@@ -14,13 +14,13 @@ from unittest.mock import patch
 
 import numpy as np
 from mpi4py import MPI
-from tests.patience import patient, wait_until
+from tests.patience import brief, patient, wait_until
 from tests.ranks.test_remote_peers import SIZES, Shelf, checksum_of, content
 
 from penstock.errors import DataError
 from penstock.ranks import carrier_mpi, ranks_of_this_job
 from penstock.ranks.carrier_mpi import MpiCarrier
-from penstock.ranks.mpi_calls import CALL_MPI
+from penstock.ranks.mpi_calls import CALL_MPI, NOTHING
 from penstock.ranks.remote_peers import FarRank, RemotePeers
 from penstock.ranks.transport_mpi import MpiTransport
 
@@ -107,6 +107,52 @@ else:
 two.close()
 both("memory")
 
+# A long message that is under way when its sender is closed is sent to its end.
+ending = carrier(3)
+if rank == 0:
+    assert ending.ask(names[1], [b"send"])
+    ((_, _, (long,)),) = ending.receive(None)
+    assert len(long) == 64 << 20
+    ending.close()
+else:
+    ((_, who, asking),) = ending.receive(None)
+    given_up = len(carrier_mpi._given_up)
+    assert ending.answer(who, [bytes(64 << 20)])
+    with patch.object(carrier_mpi, "_LINGER_SECONDS", patient(0.4)):
+        ending.close()
+    assert len(carrier_mpi._given_up) == given_up
+both("a long message")
+
+# At the end of the process Python alone calls MPI for a carrier that nobody closed, once the loop has returned.
+unclosed, entered, leave = carrier(4), threading.Event(), threading.Event()
+
+
+def loop(*_: object) -> int:
+    entered.set()
+    assert leave.wait(patient(60))
+    return NOTHING
+
+
+with patch.object(unclosed, "_loop", loop), patch.object(carrier_mpi, "_LOOP_ENDS_SECONDS", patient(60)):
+    receiving = threading.Thread(target=unclosed.receive, args=[None], daemon=True)
+    receiving.start()
+    assert entered.wait(patient(60))
+    exiting = threading.Thread(target=carrier_mpi._at_exit)
+    exiting.start()
+    exiting.join(brief(0.1))
+    assert exiting.is_alive()
+    entered.clear()
+    leave.set()
+    exiting.join()
+    unclosed.wake()
+    receiving.join()
+    both("exiting")
+    assert unclosed.ask(names[other], [b"last"])
+    assert [bytes(part) for _, _, (part,) in unclosed.receive(None)] == [b"last"]
+    assert not entered.is_set()
+unclosed.close()
+both("the last message")
+
 # Samples are read, and a rank that is stopped, also with a long message under way, costs time and is used again.
 with (
     patch("penstock.policy.peer_patience.LEAST_SECONDS", patient(3)),
@@ -114,7 +160,7 @@ with (
 ):
     shelf = Shelf(100 + rank, [0, 2, 3] if rank else [])
     far = FarRank(100 + other, 3 if other else 0)
-    peers = RemotePeers(carrier(3), shelf, {names[other]: far}, SIZES, checksum_of, math.inf)
+    peers = RemotePeers(carrier(5), shelf, {names[other]: far}, SIZES, checksum_of, math.inf)
 
     def read(*samples: int) -> list[bytes | None]:
         found = peers.read(names[1], np.array(samples, np.int64))

@@ -13,10 +13,12 @@ from penstock.ranks.mpi_calls import (
     CREDIT,
     EVENT_NS,
     LEAST_PAUSE_NS,
+    MOST_COPYING_PAUSE_NS,
     NOTHING,
     PAUSE,
     SHORTEST,
     SOMETHING,
+    STALLED_NS,
     WOKEN,
     new_pace,
     next_pause_ns,
@@ -145,7 +147,7 @@ def test_pauses_stay_short_where_much_is_copied_and_within_what_buffers_hold_whe
     world: World, is_fast: bool
 ) -> None:
     """A call copies what has come since the last one, for half of the time since then, or 5 % of it."""
-    copied_to = world.now
+    copied_to, event = world.now, world.now - EVENT_NS
 
     def copies(now: int) -> int:
         nonlocal copied_to
@@ -154,7 +156,7 @@ def test_pauses_stay_short_where_much_is_copied_and_within_what_buffers_hold_whe
 
     world.copies = copies
     for _ in range(4):
-        assert world.run(1, event_ns=0) == NOTHING
+        assert world.run(1, event_ns=event) == NOTHING
 
     if is_fast:
         assert max(world.sleeps[1:]) < 2 * LEAST_PAUSE_NS
@@ -166,13 +168,33 @@ def test_pauses_stay_short_where_much_is_copied_and_within_what_buffers_hold_whe
 def test_what_was_copied_is_followed_by_calls_for_half_as_long(world: World) -> None:
     copied = [60_000]
     world.copies = lambda now: copied.pop(0) if copied else 0
-    world.pace[SHORTEST] = 2 * _CALL_NS
+    world.pace[SHORTEST], event = 2 * _CALL_NS, world.now - EVENT_NS
 
-    assert world.run(1, event_ns=0, most_ns=80_000) == NOTHING
+    assert world.run(1, event_ns=event, most_ns=80_000) == NOTHING
     assert world.sleeps == []
     assert world.pace[CREDIT] > 0
-    assert world.run(1, event_ns=0, most_ns=80_000) == NOTHING
+    assert world.run(1, event_ns=event, most_ns=80_000) == NOTHING
     assert len(world.sleeps) > 0
+
+
+def test_a_request_that_never_ends_is_called_between_sleeps_though_its_calls_take_longer_than_those_without(
+    world: World,
+) -> None:
+    """As where the other rank has stopped: what a call takes longer with a request looks like copying."""
+    assert world.run() == NOTHING
+    world.copies, event = lambda now: 700, world.now
+    world.sleeps.clear()
+    world.pace[PAUSE] = LEAST_PAUSE_NS
+    assert world.run(1, event_ns=event) == NOTHING
+    assert world.sleeps == []
+
+    world.now = event + STALLED_NS
+    for _ in range(4):
+        assert world.run(1, event_ns=event) == NOTHING
+
+    assert world.sleeps[0] < 2 * LEAST_PAUSE_NS
+    assert max(world.sleeps) == MOST_COPYING_PAUSE_NS
+    assert sum(world.sleeps) > 0.8 * 4 * 5_000_000
 
 
 def test_pauses_are_short_again_once_a_stalled_message_goes_on(world: World) -> None:
@@ -181,7 +203,7 @@ def test_pauses_are_short_again_once_a_stalled_message_goes_on(world: World) -> 
 
     assert world.run(1, event_ns=0, most_ns=0) == NOTHING
 
-    assert world.pace[PAUSE] == LEAST_PAUSE_NS
+    assert world.pace[PAUSE] <= MOST_COPYING_PAUSE_NS
 
 
 def test_an_idle_rank_looks_40_times_a_second_in_the_end() -> None:

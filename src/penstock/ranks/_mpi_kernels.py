@@ -17,6 +17,7 @@ from penstock.ranks.mpi_calls import (
     SHORTEST,
     SIGNATURE,
     SOMETHING,
+    STALLED_NS,
     WOKEN,
 )
 
@@ -81,8 +82,9 @@ def call_mpi(facts: Ints, pace: Ints, requests: Ints, event_ns: int, until_ns: i
         pace[SHORTEST] = min(pace[SHORTEST], took)
         idle_ns = 2 * pace[SHORTEST] + _COPYING_NS if calls else _FIRST_CALL_NS
         is_copying, calls = requests.size > 0 and took > idle_ns, calls + 1
-        if is_copying:
-            copied += took
+        copied += took if is_copying else 0
+        has_stalled = now - event_ns >= STALLED_NS
+        if is_copying and not has_stalled:
             pace[CREDIT] = min(pace[CREDIT] + took // 2, MOST_CREDIT_NS)
         else:
             pace[CREDIT] = max(0, pace[CREDIT] - took)
@@ -92,7 +94,7 @@ def call_mpi(facts: Ints, pace: Ints, requests: Ints, event_ns: int, until_ns: i
             if _ppoll(ppoll, (polled.ctypes.data, 1, words.ctypes.data, 0)) > 0:
                 return WOKEN
             if is_quiet or now >= until_ns:
-                pace[PAUSE] = _next_pause_ns(pace[PAUSE], copied, copied > 0)
+                pace[PAUSE] = _next_pause_ns(pace[PAUSE], 0 if has_stalled else copied, copied > 0)
                 calls = copied = 0
             if now >= until_ns:
                 return NOTHING

@@ -6,13 +6,16 @@ called, and has no wait that sleeps: `mpi_calls` has when `receive` calls it.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import math
 import os
 import select
 import struct
 import sys
+import threading
 import time
+import weakref
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -26,7 +29,9 @@ from penstock.machine_code import Loop
 from penstock.ranks.mpi_calls import (
     CALL_MPI,
     LEAST_PAUSE_NS,
+    NOTHING,
     PAUSE,
+    STALLED_NS,
     WOKEN,
     facts_of,
     handle_of,
@@ -34,7 +39,6 @@ from penstock.ranks.mpi_calls import (
     next_pause_ns,
 )
 from penstock.ranks.peer_messages import MOST_HEAD_BYTES
-from penstock.ranks.transport import LEAST_PAUSE_SECONDS
 from penstock.ranks.wakeable import Wakeable
 
 #: A message may have so many bytes, or one sample. A longer one is neither sent nor received.
@@ -45,8 +49,6 @@ _SPARE_BUFFERS, _LEAST_SPARE_BYTES, _MOST_SPARE_BYTES = 8, 128 << 10, 8 << 20
 _REFERENCES = 2
 #: One call of the loop lasts so long at most, so that no exit of the process waits for it. Longer pauses are Python's.
 _CALL_NS, _LONG_PAUSE_NS = 5_000_000, 1_000_000
-#: In Python, which cannot tell whether MPI copies: a message that takes longer is to or from a rank that has stopped.
-_COPYING_NS = 1_000_000_000
 #: Calls, and seconds, before anything else is looked at. Each may wait for the interpreter's lock, and copy
 #: as little as 8 kB.
 _MOST_CALLS, _CALLING_SECONDS = 48, 1e-3
@@ -56,6 +58,8 @@ _GLANCE_NS = 1_000_000_000
 _MOST_WAITING = 1000
 #: How long the last messages may take at the end.
 _LINGER_SECONDS = 0.2
+#: How long the end of the process waits for a call of the loop, which takes 5 ms unless MPI hangs.
+_LOOP_ENDS_SECONDS = 1.0
 #: First number of a head: whether it asks or answers. Then the number of parts, and the bytes of each.
 _ASKS, _ANSWERS = 0, 1
 
@@ -97,8 +101,11 @@ class MpiCarrier(Wakeable):
         self._loop: Loop | None = None
         self._facts, self._pace = facts_of(MPI, communicator, tag, self._wake), new_pace()
         self._lease, self._glance_ns = Lease(None), 0
+        #: Held while the loop is called; whether it is not any more.
+        self._calling, self._is_ending = threading.Lock(), False
         self._compiled()  # loading takes as long as a rank waits for an answer
         self.offer = {"process": communicator.Get_rank()}
+        _carriers.add(self)
 
     def connect(self, offers: Mapping[int, Mapping[str, int]]) -> None:
         """Exchange messages with other ranks. offers: of each, the `offer` of its carrier."""
@@ -125,12 +132,18 @@ class MpiCarrier(Wakeable):
     def close(self) -> None:
         """Give what is under way a moment to end. Once, when no thread uses it."""
         until = time.monotonic() + _LINGER_SECONDS
-        while self._under_way and time.monotonic() < until:
+        while self._under_way and (left := until - time.monotonic()) > 0:
+            self._wait(int(1e9 * left))
             self._arrived()
-            time.sleep(LEAST_PAUSE_SECONDS)
         self._lease.close()
         _given_up.extend(self._under_way)
         os.close(self._wake)
+
+    def leave_loop(self) -> None:
+        """Have Python alone call MPI from here on, once the loop has returned. Any thread may."""
+        self._is_ending = True
+        if self._calling.acquire(timeout=_LOOP_ENDS_SECONDS):
+            self._calling.release()
 
     def _send(self, process: int, kind: int, parts: Sequence[Any]) -> bool:
         lengths = [len(part) for part in parts]
@@ -203,22 +216,29 @@ class MpiCarrier(Wakeable):
         if (is_long or loop is None) and self._is_woken(min(pause, most_ns)):
             return True
         if loop is None or (is_long and not self._under_way):
-            is_copying = bool(self._under_way) and time.monotonic_ns() - self._event_ns < _COPYING_NS
+            # Python cannot tell whether a call copies.
+            is_copying = bool(self._under_way) and time.monotonic_ns() - self._event_ns < STALLED_NS
             self._pace[PAUSE] = LEAST_PAUSE_NS if is_copying else next_pause_ns(pause, 0, False)
             self._call_plainly()
             return False
         handles = np.array([each.handle for each in self._under_way], np.int64)
         until_ns = time.monotonic_ns() + (0 if is_long else min(most_ns, _CALL_NS))
-        is_woken: bool = loop(self._facts, self._pace, handles, self._event_ns, until_ns) == WOKEN
+        with self._calling:
+            found = (
+                NOTHING
+                if self._is_ending
+                else loop(self._facts, self._pace, handles, self._event_ns, until_ns)
+            )
+        is_woken: bool = found == WOKEN
         if is_woken:
             self._take_wake()
         return is_woken
 
     def _compiled(self) -> Loop | None:
-        """Return the loop that calls MPI; None until it is compiled."""
+        """Return the loop that calls MPI; None until it is compiled, and at the end of the process."""
         if self._loop is None and self._facts.size and (now := time.monotonic_ns()) >= self._glance_ns:
             self._loop, self._glance_ns = CALL_MPI.glance(), now + _GLANCE_NS
-        return self._loop
+        return None if self._is_ending else self._loop
 
     def _call_plainly(self) -> None:
         """Call MPI in Python, until the oldest request has ended, or failed."""
@@ -248,6 +268,15 @@ class MpiCarrier(Wakeable):
 
 #: Messages to and from ranks that have stopped: MPI may still read or write what they have.
 _given_up: list[_UnderWay] = []
+#: Those that exist.
+_carriers: weakref.WeakSet[MpiCarrier] = weakref.WeakSet()
+
+
+@atexit.register
+def _at_exit() -> None:
+    """End the calls of carriers that nobody closed: mpi4py finalises MPI next, and who calls it then ends the job."""
+    for each in list(_carriers):
+        each.leave_loop()
 
 
 def _opened(data: NDArray[np.uint8]) -> tuple[int, list[memoryview]] | None:

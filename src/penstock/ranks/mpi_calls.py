@@ -19,7 +19,7 @@ from penstock.machine_code import Signature
 #: A shorter sleep takes as long: some 60 us.
 LEAST_PAUSE_NS = 10_000
 #: At most, while a message is copied: what comes meanwhile has to fit into the kernel's buffers.
-_COPYING_PAUSE_NS = 250_000
+MOST_COPYING_PAUSE_NS = 250_000
 #: And else. An idle rank so uses less than 1 % of a core, on a busy machine, too.
 _MOST_PAUSE_NS = 25_000_000
 #: After a message began or ended, MPI is called for so long without a pause: the other side answers soon.
@@ -27,10 +27,17 @@ EVENT_NS = 100_000
 #: And after it copied, for half as long, and so long at most. Without end Open MPI was up to 1.2 times as fast, and
 #: MPICH, of whose two sides one always waits, took 1.3 times the time of processors (2026-11-29, a busy machine).
 MOST_CREDIT_NS = 100_000
+#: Until so long after the last event. Then the other rank may have stopped, and calls may always take longer with a
+#: request than without one, as if they copied: a pause follows each round of calls from then on.
+STALLED_NS = 1_000_000_000
 
 SIGNATURE = Signature(("int64[:]", "int64[:]", "int64[:]", "int64", "int64"), results=("int64",))
 CALL_MPI = Part(
-    "penstock.ranks._mpi_kernels", "call_mpi", SIGNATURE, "how MPI is called", "Python calls it, more slowly,"
+    "penstock.ranks._mpi_kernels",
+    "call_mpi",
+    SIGNATURE,
+    "the calls of MPI",
+    "Python makes them, more slowly,",
 )
 #: What the loop returns: nothing came, ended or failed by then; something did; it was woken.
 NOTHING, SOMETHING, WOKEN = range(3)
@@ -45,7 +52,7 @@ def next_pause_ns(pause_ns: int, copied_ns: int, is_copying: bool) -> int:
     """
     if 8 * copied_ns >= pause_ns:
         return LEAST_PAUSE_NS
-    return min(9 * pause_ns // 8, _COPYING_PAUSE_NS if is_copying else _MOST_PAUSE_NS)
+    return min(9 * pause_ns // 8, MOST_COPYING_PAUSE_NS if is_copying else _MOST_PAUSE_NS)
 
 
 def new_pace() -> NDArray[np.int64]:
