@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from PIL import Image
 from tests.spans import a_run, spans_of
 
 from penstock.errors import ConfigError
+from penstock.measure.charts import COLOUR_OF_CAUSE, STYLE
+from penstock.measure.picture import Colour
 from penstock.measure.plot import COLOUR_OF, OWN_COLOUR, SAVE_COLOURS, draw, plot_trace
 from penstock.measure.watch import watch
 from penstock.trace import NO_EPOCH, SOURCE, SPAN, Cause, Kind, Summary, Trace
@@ -120,6 +123,13 @@ def test_the_legend_names_what_is_drawn_and_nothing_else_in_the_colours_it_is_dr
 def test_every_cause_has_a_colour_of_its_own() -> None:
     assert set(COLOUR_OF) == set(Cause)
     assert len({*COLOUR_OF.values(), OWN_COLOUR}) == len(Cause) + 1
+
+
+def test_a_cause_has_one_colour_on_a_page_and_in_a_picture() -> None:
+    light = dict(re.findall(r"--c(\d+):(#\w+)", STYLE[: STYLE.index("@media")]))
+    on_page = {cause: to_hex(light[str(int(colour))]).upper() for cause, colour in COLOUR_OF_CAUSE.items()}
+
+    assert on_page | {Cause.NO_BATCH: Colour.YELLOW} == COLOUR_OF  # lines of a page need a darker yellow
 
 
 def with_saves(trace: Trace, *saves: tuple[Kind, float, float]) -> Trace:

@@ -1,6 +1,6 @@
 """Pictures for a page that needs nothing else: SVG text, coloured by the page's style sheet, light or dark.
 
-Each is drawn in a box of 860 units that scales with the page. A `Colour` is a class c0 to c8 of `STYLE`.
+Each is drawn in a box of 860 units that scales with the page. A `Colour` is a class c0 to c9 of `STYLE`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from penstock.errors import printable
+from penstock.trace import Cause
 
 _WIDTH, _LEFT, _RIGHT, _TOP, _BOTTOM = 860, 76, 12, 10, 34
 _PLOT = _WIDTH - _LEFT - _RIGHT
@@ -23,9 +24,9 @@ _HEIGHT, _LEAST = 180, 1e-12
 
 
 class Colour(IntEnum):
-    """The palette of Okabe and Ito, of which yellow and black (the ink) change with the background, and a grey."""
+    """The palette of Okabe and Ito, whose yellow and black (the ink) change with the background, a brown and a grey."""
 
-    VERMILION = 0
+    RED = 0
     ORANGE = 1
     BLUE = 2
     GREEN = 3
@@ -34,14 +35,28 @@ class Colour(IntEnum):
     GREY = 6
     YELLOW = 7
     INK = 8
+    BROWN = 9
 
+
+#: Of each cause of waiting, on pages and in pictures: the darkest for what is worst known.
+COLOUR_OF_CAUSE = {
+    Cause.SOURCE_READ: Colour.RED,
+    Cause.TIER_READ: Colour.ORANGE,
+    Cause.DECODE: Colour.BLUE,
+    Cause.NO_FREE_SLOT: Colour.PURPLE,
+    Cause.START: Colour.BROWN,
+    Cause.HAND_OVER: Colour.GREEN,
+    Cause.NO_BATCH: Colour.YELLOW,
+    Cause.UNSEEN: Colour.INK,
+}
 
 STYLE = """
 :root{color-scheme:light dark;--page:#fff;--ink:#222;--quiet:#555b63;--line:#d5d9de;--panel:#f6f7f9;--link:#0b5cad}
-:root{--c0:#d55e00;--c1:#e69f00;--c2:#0072b2;--c3:#009e73;--c4:#cc79a7;--c5:#56b4e9;--c6:#8a8f96;--c7:#b8a400;--c8:#222}
+:root{--c0:#d55e00;--c1:#e69f00;--c2:#0072b2;--c3:#009e73;--c4:#cc79a7;--c5:#56b4e9;--c6:#8a8f96;--c7:#b8a400;--c8:#222;
+--c9:#7a4b26}
 @media (prefers-color-scheme:dark){:root{--page:#16181b;--ink:#e8eaed;--quiet:#aab1b9;--line:#3b4148;--panel:#1f2226;
 --link:#8ab4f8;--c0:#ff8c42;--c1:#f0b429;--c2:#4aa3df;--c3:#2ec79a;--c4:#e08fbd;--c5:#7cc7f2;--c6:#969ca4;--c7:#f0e442;
---c8:#e8eaed}}
+--c8:#e8eaed;--c9:#b98a5e}}
 svg{display:block;width:100%;height:auto;font:12px system-ui,sans-serif}
 svg text{fill:var(--quiet)}svg .axis{stroke:var(--line);fill:none}
 """ + "".join(f".c{n}{{fill:var(--c{n})}}.s{n}{{stroke:var(--c{n});fill:none}}" for n in map(int, Colour))

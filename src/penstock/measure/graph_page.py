@@ -18,7 +18,7 @@ _COLOUR_OF = {
     Doing.COMPUTING: Colour.GREEN,
     Doing.SENDING: Colour.BLUE,
     Doing.BETWEEN: Colour.GREY,
-    Doing.RECEIVING: Colour.VERMILION,
+    Doing.RECEIVING: Colour.RED,
     Doing.WAITING: Colour.ORANGE,
 }
 #: What a step's timeline draws, the longest, and lists, the first.
@@ -100,7 +100,7 @@ def _workers(found: GraphExplanation) -> Section:
 
 def _nodes(found: GraphExplanation) -> Section:
     title = "What steps waited for longest"
-    rows = [(each.what, [Layer("", np.array([each.seconds]), Colour.VERMILION)]) for each in found.nodes]
+    rows = [(each.what, [Layer("", np.array([each.seconds]), Colour.RED)]) for each in found.nodes]
     note = (
         "What a step's end followed from, one after the other: nodes that computed, and tensors on their way."
     )

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import ConfigError
+from penstock.measure.charts import COLOUR_OF_CAUSE
 from penstock.measure.picture import (
     Colour,
     add_legend_below,
@@ -28,20 +29,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-#: The darkest for what is worst known.
-COLOUR_OF = {
-    Cause.SOURCE_READ: Colour.RED,
-    Cause.TIER_READ: Colour.ORANGE,
-    Cause.DECODE: Colour.BLUE,
-    Cause.NO_FREE_SLOT: Colour.PURPLE,
-    Cause.START: Colour.BROWN,
-    Cause.HAND_OVER: Colour.GREEN,
-    Cause.NO_BATCH: Colour.YELLOW,
-    Cause.UNSEEN: Colour.DARK,
+#: As on a page of a run.
+COLOUR_OF: dict[Cause, str] = {
+    cause: getattr(Colour, colour.name) for cause, colour in COLOUR_OF_CAUSE.items()
 }
 OWN_COLOUR = Colour.PALE
 #: What is of snapshots: saves as a part of the bars, all three as lanes along the top of the strip.
-SAVE_COLOURS = {Kind.SAVE: Colour.SKY, Kind.WRITE: Colour.FAINT, Kind.DRAIN: Colour.INK}
+SAVE_COLOURS = {Kind.SAVE: Colour.SKY, Kind.WRITE: Colour.FAINT, Kind.DRAIN: Colour.DARK}
 _LABEL_OF = {cause: f"stall: {cause}" for cause in Cause} | {
     Cause.NO_BATCH: "stall: got no batch",
     Cause.UNSEEN: "stall: cause unseen",

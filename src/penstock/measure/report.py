@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from penstock.errors import ConfigError
 from penstock.files import write_whole
 from penstock.measure import charts
-from penstock.measure.charts import Colour, Layer, Section, escaped
+from penstock.measure.charts import COLOUR_OF_CAUSE, Colour, Layer, Section, escaped
 from penstock.measure.compare import EpochPair, RunComparison, lay_over
 from penstock.measure.explain import ADVICE, Explanation, explain, moment_rows, place_name
 from penstock.measure.graph_page import sections_of_graph
@@ -22,7 +22,7 @@ from penstock.measure.graph_steps import explain_graph
 from penstock.measure.recorded import Part, Run
 from penstock.measure.replay import refuse_enough
 from penstock.recordings.devices import DeviceRecord
-from penstock.trace import NO_PLACE, SOURCE, SPAN, Cause, Kind, Spans, Trace, batch_waits, stall_causes
+from penstock.trace import NO_PLACE, SOURCE, SPAN, Kind, Spans, Trace, batch_waits, stall_causes
 from penstock.trace.causes import loaded_with
 from penstock.units import format_bytes, format_names, format_rate, format_seconds
 
@@ -30,18 +30,8 @@ from penstock.units import format_bytes, format_names, format_rate, format_secon
 _MOST_BINS, _MOST_POINTS, _MOST_ROWS, _MOST_SPANS = 240, 4000, 500, 400
 #: Which counters of bytes are drawn over time.
 _FLOWS = ":read_bytes", ":written_bytes", ":received_bytes", ":sent_bytes", ":asked_bytes"
-_COLOUR_OF = {
-    Cause.SOURCE_READ: Colour.VERMILION,
-    Cause.TIER_READ: Colour.ORANGE,
-    Cause.DECODE: Colour.BLUE,
-    Cause.NO_FREE_SLOT: Colour.PURPLE,
-    Cause.START: Colour.SKY,
-    Cause.HAND_OVER: Colour.GREEN,
-    Cause.NO_BATCH: Colour.YELLOW,
-    Cause.UNSEEN: Colour.INK,
-}
 _OF_KIND = {
-    Kind.WAIT: Colour.VERMILION,
+    Kind.WAIT: Colour.RED,
     Kind.STEP: Colour.GREY,
     Kind.READ: Colour.ORANGE,
     Kind.HIT: Colour.SKY,
@@ -53,7 +43,7 @@ _OF_KIND = {
     Kind.NODE: Colour.GREEN,
 }
 _OF_SNAPSHOTS = {
-    Kind.SAVE: Colour.VERMILION,
+    Kind.SAVE: Colour.RED,
     Kind.WRITE: Colour.BLUE,
     Kind.DRAIN: Colour.ORANGE,
     Kind.LOAD: Colour.GREEN,
@@ -228,7 +218,7 @@ def _reasons(explained: Explanation) -> Section | None:
     title = "What was waited for"
     picture = charts.bars(
         title,
-        [(str(reason), [Layer("", np.array([seconds]), Colour.VERMILION)]) for reason, seconds in lost[:8]],
+        [(str(reason), [Layer("", np.array([seconds]), Colour.RED)]) for reason, seconds in lost[:8]],
         format_seconds,
     )
     rows = [
@@ -283,7 +273,7 @@ def _over_time(trace: Trace) -> Section:
     ranks = max(1, np.unique(waits["rank"]).size)
     rate = binned(steps, steps["samples"].astype(np.float64), edges) / width
     stalls = [
-        Layer(str(cause), 100 * binned(waits, seconds, edges) / width / ranks, _COLOUR_OF[cause])
+        Layer(str(cause), 100 * binned(waits, seconds, edges) / width / ranks, COLOUR_OF_CAUSE[cause])
         for cause, seconds in stall_causes(trace.spans, waits).items()
     ]
     title = "Throughput and stall over time"
@@ -318,7 +308,7 @@ def _moves(trace: Trace) -> tuple[Spans, list[int]]:
 
 
 def _colour_of_place(place: int) -> Colour:
-    return Colour.VERMILION if place == SOURCE else _OF_PLACES[place % len(_OF_PLACES)]
+    return Colour.RED if place == SOURCE else _OF_PLACES[place % len(_OF_PLACES)]
 
 
 def _traffic(trace: Trace) -> Section | None:
@@ -536,7 +526,7 @@ def _against_prediction(ranks: Sequence[Sequence[Part]]) -> Section:
     shown = np.unique(np.linspace(0, size - 1, min(size, 2 * _MOST_BINS)).astype(np.int64))
     layers = [
         Layer("measured", grown[0][shown], Colour.BLUE),
-        Layer("predicted", grown[1][shown], Colour.VERMILION),
+        Layer("predicted", grown[1][shown], Colour.RED),
     ]
     title = "Stall so far, predicted and measured"
     picture = charts.lines(title, shown, layers, lambda each: f"step {each:g}", format_seconds)
