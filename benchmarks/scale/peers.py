@@ -410,12 +410,13 @@ def ask_for_samples(seconds: float, pipe: Any, shelf: Any, carrier: Any, is_read
     counts = [0] * IN_FLIGHT
 
     def read(thread: int, until: float) -> None:
-        first = thread
-        while time.perf_counter() < until:
+        first, is_over = thread, False
+        while not is_over:  # one at least: of none there is no rate
             found = peers.read(1, (np.arange(GROUP) + GROUP * first) % KEPT)
             assert all(isinstance(each, np.ndarray) for each in found), found
             counts[thread] += GROUP
             first += IN_FLIGHT
+            is_over = time.perf_counter() >= until
 
     if is_reader:
         read(0, time.perf_counter() + 0.05)
@@ -440,7 +441,7 @@ def play_ping_pong(seconds: float, pipe: Any, shelf: Any, carrier: ZmqCarrier, i
     if is_reader:
         for _ in range(IN_FLIGHT):
             carrier.ask(1, [request])
-        while time.perf_counter() < until:
+        while not count or time.perf_counter() < until:
             for _, _, parts in carrier.receive(None):
                 count += len(parts) - 1
                 carrier.ask(1, [request])
@@ -596,7 +597,7 @@ class Communicator:
             came.Wait()
             for sample in place[24 * GROUP :].reshape(GROUP, SAMPLE_BYTES)[: GROUP * verifies]:
                 checksum_of(sample)
-            if time.perf_counter() < until:
+            if not count or time.perf_counter() < until:
                 count += GROUP
                 begin(place)
         self.own.Send([request, 0, self.mpi.BYTE], 1, 2)
