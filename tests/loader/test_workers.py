@@ -351,23 +351,24 @@ def test_what_is_faster_goes_on_once_both_had_their_turns(speed: float, chosen: 
 
 
 @for_each(
-    ("waits", "processors", "samples", "size"),
+    ("waits", "processors", "samples", "size", "starts"),
     [
-        (False, 1.0, np.inf, 1),
-        (True, 0.1, np.inf, 1),
-        (True, 1.9, np.inf, 1),
-        (True, 1.0, 2000, 1),
-        (True, 1.0, np.inf, 200),  # of 50 us each, which is what handing over takes, too
-        (False, 1.0, np.inf, 10_000),  # threads keep up, with more than could be handed over
+        (False, 1.0, np.inf, 1, False),
+        (True, 0.1, np.inf, 1, False),
+        (True, 1.9, np.inf, 1, False),
+        (True, 1.0, 2000, 1, False),
+        (True, 1.0, np.inf, 1000, False),  # of 10 us each, which is what handing over takes, too
+        (True, 1.0, np.inf, 500, True),  # of 20 us each
+        (False, 1.0, np.inf, 10_000, False),  # threads keep up, with more than could be handed over
     ],
 )
-def test_no_process_starts_where_none_can_help(
-    waits: bool, processors: float, samples: float, size: int
+def test_processes_start_only_where_they_can_help(
+    waits: bool, processors: float, samples: float, size: int, starts: bool
 ) -> None:
     now = [0.0]
     busy: Any = Busy(waits, processors)
     switch = switching.Switching(
-        busy, busy, lambda count: pytest.fail("started"), print, cpus=2, samples=samples, clock=lambda: now[0]
+        busy, busy, lambda count: busy.processes, print, cpus=2, samples=samples, clock=lambda: now[0]
     )
     switch.watch(busy)
 
@@ -377,8 +378,8 @@ def test_no_process_starts_where_none_can_help(
         switch.decode(NO_LOAD, Brought(range(size), ids, [None] * size), (), print)
         now[0] += 0.01
 
-    assert switch._starting is None
-    assert switch.pause_if_left_to_threads() or size < 200
+    assert (switch._starting is not None) == starts
+    assert starts or switch.pause_if_left_to_threads() or size < 200
 
 
 @for_each(("cannot_help", "is_starting"), [(True, False), (False, False), (True, True)])

@@ -42,8 +42,9 @@ _WAITED_SHARE = 0.5
 # Processors that threads use while all have work: less, and they wait for a store; more, and nothing can be gained.
 _LEAST_PROCESSORS, _MOST_SHARE = 0.6, 0.8
 # What a sample takes of a processor beyond what a thread takes for it, where a process makes it: seeding generators,
-# sending its Load and the answer. Measured: 50 us for two tensors of 256 bytes in all, 100 us for two of 4 KB.
-_HANDOVER_SECONDS = 50e-6
+# sending its Load and the answer. Measured, as processor time of all processes per sample less that with one thread, in
+# turns: 7 us for samples of 8 us, 10 us for those of 22 us, be they 256 bytes or 8 KB; 19 us for 50 us and a text.
+_HANDOVER_SECONDS = 10e-6
 # Then threads and processes take turns of so long, whose beginnings do not count, in so many pairs: other programs
 # change rates as much as either does.
 _TURN_SECONDS, _BEGINNING_SECONDS, _LEAST_PAIRS, _MOST_PAIRS = 2.0, 0.5, 2, 4
