@@ -24,7 +24,7 @@ from tests.faults import PIPES, FaultSchedule, Namespace, Process
 from tests.forking import Forks
 from tests.interpreters import Interpreters
 from tests.loader.pictures import CountedFolder, drawn
-from tests.loader.sharing_data import Counted, expected, loader, ranks_in, write_files
+from tests.loader.sharing_data import SAMPLE_BYTES, Counted, expected, loader, ranks_in, write_files
 from tests.patience import patient, wait_until
 from tests.policy.test_scheduler import machine
 from tests.ranks.in_memory import run
@@ -89,14 +89,21 @@ def train(
     hosts: int = 1,
     first: Callable[[Loader], None] | None = None,
     memories: Sequence[str] = (),
+    slow: int | None = None,
     **options: Any,
 ) -> tuple[list[Batches], list[Counted], list[Sharing]]:
-    """Return the ids of all ranks' batches, and their sources. Ranks end each step together, and check its bytes."""
+    """Return the ids of all ranks' batches, and their sources. Ranks end each step together, and check its bytes.
+
+    slow: a rank whose half of the samples takes a second of its source, so that none waits for another.
+    """
     options |= {"share": "hosts"} if hosts > 1 else {}
     sources, together = [Counted(SAMPLES) for _ in range(size)], threading.Barrier(size)
     found: list[Sharing] = [None] * size  # type: ignore[list-item]
 
     def source_of(rank: int) -> Source:
+        if slow is not None:
+            rate = SAMPLES * SAMPLE_BYTES / 2 if rank == slow else math.inf
+            return SlowSource(sources[rank], 0.0, 0.0, rate)
         # Of a store that answers at once workers read by themselves, and homes read nothing for others. This one takes
         # long for each of a group that is read together, too: else a rank on a busy machine may take it for such a one.
         is_slow = options.get("policy") is not None
@@ -120,7 +127,8 @@ def train(
                     assert (rows == expected(ids)).all()
                     batches.append(ids.copy())
                     each_step(load)
-                    together.wait(patient(30))
+                    if slow is None:
+                        together.wait(patient(30))
             failing.pop_all()
         return batches
 
@@ -208,6 +216,19 @@ def test_ranks_read_each_sample_once_as_far_as_their_memory_holds_it(
         bound = SAMPLES + (EPOCHS - 1) * (SAMPLES - kept.size)
         assert 0.95 * bound < reads <= bound
     assert [misses_of(each) for each in found] == [0] * size
+
+
+def test_a_rank_that_is_ahead_waits_for_what_one_that_is_behind_reads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They do not step together: it begins its second epoch long before the other has read its part of the first."""
+    monkeypatch.setattr("penstock.policy.decisions.SILENT_SECONDS", patient(30))
+    monkeypatch.setattr("penstock.policy.decisions.VAIN_SECONDS", patient(60))
+
+    batches, sources, _ = train(2, slow=1)
+
+    check_batches(batches)
+    assert sum(int(source.reads.sum()) for source in sources) == SAMPLES
 
 
 @pytest.mark.usefixtures("nobody_is_late", "separate_hosts")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from tests.policy.test_scheduler import KNOWN_SECONDS, machine
 
 from penstock.errors import ConfigError
+from penstock.machine import Curve, StorageClass
 from penstock.plan import AccessPlan, Sequential
 from penstock.policy import Instruction, Load, Move, OwnRead, Placement, Scheduler, StagingLimits
-from penstock.policy.decisions import HEARD_SECONDS, reads_by_itself
+from penstock.policy.decisions import HEARD_SECONDS, SILENT_SECONDS, VAIN_SECONDS, reads_by_itself
 from penstock.policy.loading import Fill
 from penstock.policy.placement import Kept, Shared
 from penstock.trace.schema import SOURCE
@@ -18,18 +21,18 @@ from penstock.trace.schema import SOURCE
 
 
 def _scheduler(
-    first: tuple[int, int] = (0, 0), slots: int = 2, latency_seconds: float = KNOWN_SECONDS
+    first: tuple[int, int] = (0, 0), epochs: int = 1, latency_seconds: float = KNOWN_SECONDS
 ) -> Scheduler:
     nothing = Kept(np.empty(0, np.int64), np.empty(0, np.int8))
     others = Kept(np.array([1, 4]), np.ones(2, np.int8))
-    plan = AccessPlan(Sequential(8), 4, 1, 2)
+    plan = AccessPlan(Sequential(8), 4, epochs, 2)
     return Scheduler(
         plan,
         0,
         np.full(8, 10),
         Placement(np.full(8, SOURCE, np.int8), np.empty(0, np.int64)),
         machine(latency_seconds=latency_seconds),
-        StagingLimits(slots, readers=4, decoders=1, undecoded_bytes=10**6),
+        StagingLimits(2, readers=4, decoders=1, undecoded_bytes=10**6),
         shared=Shared((nothing, others), np.array([4]), first),
     )
 
@@ -96,34 +99,103 @@ def test_a_store_that_workers_read_by_themselves_ends_no_promise_before_others_a
     assert read[4] == SOURCE
 
 
-def test_nothing_more_is_expected_of_a_rank_that_is_late_time_and_again_until_it_announces_something() -> (
-    None
-):
-    """Rank 1 has promised one sample of each of six steps. It is stopped, and goes on after the fourth."""
+PROMISED = np.arange(1, 24, 4)
+
+
+def _six_steps() -> Scheduler:
+    """Rank 1 has promised one sample of each of the six steps of rank 0, which has one slot."""
     nothing = Kept(np.empty(0, np.int64), np.empty(0, np.int8))
-    promised = np.arange(1, 24, 4)
-    scheduler = Scheduler(
+    return Scheduler(
         AccessPlan(Sequential(24), 4, 1, 2),
         0,
         np.full(24, 10),
         Placement(np.full(24, SOURCE, np.int8), np.empty(0, np.int64)),
         machine(),
         StagingLimits(1, readers=4, decoders=1, undecoded_bytes=10**6),
-        shared=Shared((nothing, Kept(promised, np.ones(6, np.int8))), promised, (0, 0)),
+        shared=Shared((nothing, Kept(PROMISED, np.ones(6, np.int8))), PROMISED, (0, 0)),
     )
+
+
+def test_a_rank_that_is_stopped_costs_one_wait_and_is_counted_on_again_once_it_announces_something() -> None:
+    """Rank 1 goes on after the fourth step, for a moment."""
+    scheduler = _six_steps()
     waits, read = list[bool](), dict[int, int]()
     instructions = scheduler.start(0.0)
     for step in range(6):
+        now = 10.0 * step
         read |= _all_done(scheduler, instructions)
         waits.append(scheduler.expects_others)
-        read |= _all_done(scheduler, scheduler.waited(10.0, 0.0))
+        read |= _all_done(scheduler, scheduler.waited(SILENT_SECONDS, now))
         if step == 3:
-            scheduler.announced(1, promised[-1:], 0.0)
-        instructions = scheduler.slot_freed(0, 0.0)
+            scheduler.announced(1, PROMISED[-1:], now)
+        instructions = scheduler.slot_freed(0, now)
 
-    assert waits == [True, True, True, False, False, False]
+    assert waits == [True, False, False, False, True, False]
     places = {sample: scheduler.where(place) for sample, place in read.items()}
     assert {sample for sample, place in places.items() if place == (1, 1)} == {21}
+
+
+def test_a_rank_is_waited_for_as_long_as_it_announces_anything() -> None:
+    """It is behind, as one that does not end each step together with this one may be."""
+    scheduler = _six_steps()
+    _all_done(scheduler, scheduler.start(0.0))
+    for now in np.arange(0.5, 8, 0.5) * SILENT_SECONDS:
+        assert scheduler.waited(now, now) == []
+        scheduler.announced(1, PROMISED[-1:], now)
+    assert scheduler.expects_others
+
+    assert _all_done(scheduler, scheduler.waited(9.0, 9.0)) == {1: SOURCE}
+
+
+def test_a_rank_that_announces_others_and_never_what_it_promised_costs_ten_seconds_of_the_run() -> None:
+    scheduler = _six_steps()
+    read = _all_done(scheduler, scheduler.start(0.0))
+    for now in np.arange(0.5, VAIN_SECONDS, 0.5):
+        scheduler.announced(1, PROMISED[-1:], now)
+        assert scheduler.waited(now, now) == []
+    read |= _all_done(scheduler, scheduler.waited(VAIN_SECONDS, VAIN_SECONDS))
+    assert read[1] == SOURCE
+
+    scheduler.announced(1, PROMISED[-1:], VAIN_SECONDS)
+    read = _all_done(scheduler, scheduler.slot_freed(0, VAIN_SECONDS))
+    assert scheduler.expects_others, "it was heard of"
+    scheduler.announced(1, PROMISED[-1:], VAIN_SECONDS + 0.1)
+    read |= _all_done(scheduler, scheduler.waited(0.1, VAIN_SECONDS + 0.1))
+    assert read[5] == SOURCE
+
+
+def test_what_was_waited_for_in_vain_is_not_waited_for_again_in_a_later_epoch() -> None:
+    scheduler = _scheduler(epochs=2)
+    _all_done(scheduler, scheduler.start(0.0))
+    read = _all_done(scheduler, scheduler.waited(SILENT_SECONDS, 1.0))
+    assert read[4] == SOURCE
+
+    scheduler.announced(1, np.array([1]), 2.0)
+    read = _all_done(scheduler, scheduler.slot_freed(0, 2.0) + scheduler.slot_freed(1, 2.0))
+
+    assert read[4] == SOURCE
+    assert scheduler.where(read[1]) == (1, 1)
+    assert not scheduler.expects_others
+
+
+def test_what_a_disk_was_to_keep_is_waited_for_no_longer_as_it_may_have_been_too_slow_to_take_it() -> None:
+    """Rank 1 is to keep sample 1 in memory and 2 on its disk, and announces others."""
+    disk = StorageClass("disk", 10**9, 2, Curve.flat(1e9), backend="filesystem", path="/disk")
+    nothing = Kept(np.empty(0, np.int64), np.empty(0, np.int8))
+    promised = np.array([1, 2])
+    scheduler = Scheduler(
+        AccessPlan(Sequential(8), 8, 1, 2),
+        0,
+        np.full(8, 10),
+        Placement(np.full(8, SOURCE, np.int8), np.empty(0, np.int64)),
+        replace(machine(), storage=(*machine().storage[:2], disk)),
+        StagingLimits(1, readers=4, decoders=1, undecoded_bytes=10**6),
+        shared=Shared((nothing, Kept(promised, np.array([1, 2], np.int8))), promised, (0, 0)),
+    )
+    _all_done(scheduler, scheduler.start(0.0) + scheduler.announced(1, np.array([7]), 0.0))
+
+    assert _all_done(scheduler, scheduler.waited(0.1, 0.1)) == {2: SOURCE}
+    assert scheduler.expects_others
 
 
 @pytest.mark.parametrize("is_before", [True, False])

@@ -108,8 +108,8 @@ def new_state(
     numbers[:, [d.READERS, d.MOST_READERS, d.FILL_LIMIT]] = readers, readers, max(1, readers // 2)
     numbers[:, [d.PASSING_LIMIT, d.OWN_LIMIT, d.SOURCE_TOGETHER]] = undecoded_bytes, own_bytes, 1
     numbers[:, [d.READS_FOR_OTHERS, d.SAMPLE_BYTES]] = local_batch * reads_for_others, int(mean_bytes)
-    each = np.arange(ranks)
-    numbers[:, d.RANK], numbers[:, d.PACE] = deciding, each * floats.size + costs.size
+    begins = len(kept) + np.arange(ranks) * floats.size
+    numbers[:, d.RANK], numbers[:, d.PACE] = deciding, begins + costs.size
     # Workers deal with no other ranks; a disk may have all samples; and a Load of a whole batch waits for its readers.
     found = [ids for tiers_of in (held or {}).values() for ids in tiers_of.values()]
     if not (gives or reads_peers or loads_all or any(ids.size for ids in found)):
@@ -117,14 +117,14 @@ def new_state(
     numbers[:, d.HOLE_BYTES], lying = _where_samples_lie(extents, machine, mean_bytes)
     rows[:, : tiers + 2, d.PROBE] = 1
     _describe_tiers(rows, machine)
-    rows[:, :, d.COSTS] = each[:, None] * floats.size + np.arange(origins) * costs.shape[1]
+    rows[:, :, d.COSTS] = begins[:, None] + np.arange(origins) * costs.shape[1]
     extra = [Kept(spare, np.zeros(spare.size, np.int8)) for spare in spares]
     table = _no_copies(samples) if hands_on else _copies(kept, due, extra, last_batches, samples)
     _promise(*table[:2], promised)
     _hold(*table[:2], held or {})
     state = State(
         ints=ints,
-        floats=np.tile(floats, ranks),
+        floats=np.concatenate([np.full(len(kept), -np.inf), np.tile(floats, ranks)]),
         sizes=np.ascontiguousarray(sizes_bytes, np.int64),
         fill_samples=_list_fills(rows, [kept[rank] for rank in deciding], spares, machine, sizes_bytes),
         **table._asdict(),

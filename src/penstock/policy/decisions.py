@@ -53,6 +53,11 @@ UNKNOWN = math.inf
 # What another rank has read is heard of within about this long: threads look for it every 10 ms, if they get a
 # processor.
 HEARD_SECONDS = 0.02
+# Who was not heard of for so long is expected nothing of: one that lives may wait as long for a processor.
+SILENT_SECONDS = 1.0
+# So long a rank waits in a run, in all, for what others have promised and do not read. Then it waits for none of that
+# longer than `patience_seconds`.
+VAIN_SECONDS = 10.0
 # Of STAGES_UNTIL: all batches. Of MOST_IN_FLIGHT: any number.
 ALWAYS = ANY_NUMBER = (1 << 63) - 1
 
@@ -190,8 +195,9 @@ TRIED_LOADS = 3
 ) = range(64)
 # Floats of a rank, from PACE on. Seconds of a Load, for each sample: of the fastest lately, 0 until one ended; of Loads
 # of half the size that is tried; and, from TRIAL_SECONDS on, of each that had that size. LEAST_SECONDS: that a Load is
-# to take at least, whatever each sample does, see LEAST_LOAD_SECONDS.
-SAMPLE_SECONDS, HALF_SECONDS, LEAST_SECONDS, TRIAL_SECONDS = 0, 1, 2, 3
+# to take at least, whatever each sample does, see LEAST_LOAD_SECONDS. ASKED_AT: since when the training waits for the
+# earliest batch. IN_VAIN: seconds that it has waited for others and did not get what they had promised.
+SAMPLE_SECONDS, HALF_SECONDS, LEAST_SECONDS, ASKED_AT, IN_VAIN, TRIAL_SECONDS = 0, 1, 2, 3, 4, 5
 # Rows: one for each origin, the source, the staging buffer, the tiers, and those of other ranks: one for all that is
 # read from tier 1 of any of them, and so on.
 (
@@ -274,6 +280,8 @@ class State(NamedTuple):
     """
 
     ints: Ints
+    #: float64: first, of each rank of the job, when it was heard of, -inf before that; UNKNOWN: nothing is expected of
+    #: it until it is. Then what ranks and rows point to.
     floats: Floats
     #: int64[F], of each sample as stored.
     sizes: Ints
@@ -307,7 +315,7 @@ def event(s: State, what: int, rank: int, index: int, count: int, origin: int, s
     elif what == RECEIVED:
         received(s, rank, count)
     elif what == LATE:
-        late(s, rank)
+        late(s, rank, seconds)
     elif what == ABANDONED:
         abandon(s, rank, slot)
         return 0
@@ -682,35 +690,73 @@ def withdrawn(s: State, rank: int, peer: int, tier: int) -> None:
             entry = m[place + PLACE_ENTRY]
             is_expected = m[place + PLACE_STATE] == WAITING and m[entry + ENTRY_STATE] == EXPECTED
             if is_expected and m[entry + ENTRY_ORIGIN] == place_of(m[rank + TIERS], peer, tier):
-                m[rank + EXPECTED_ENTRIES] -= 1
-                m[entry + ENTRY_ORIGIN] = SOURCE
-                _queue(s, rank, entry)
+                _expect_no_more(s, rank, entry)
             place += PLACE_COLUMNS
         slot = m[slot + SLOT_AFTER]
 
 
-def late(s: State, rank: int) -> None:
-    """Take note that the training has waited for the earliest batch as long as is worth it: see `patience_seconds`.
-
-    What that expects of other ranks is read from the source. Where a read takes longer than a hand-over, the choice
-    costs at most twice what the better one would have. A promise that was not kept in time is none any more.
-    """
+def _expect_no_more(s: State, rank: int, entry: int) -> None:
+    """Read what was expected of another rank from the source. A promise that was not kept in time is none any more."""
     m = s.ints
+    copy = _copy_in(s, rank, m[entry + ENTRY_ORIGIN], m[entry + ENTRY_SAMPLE])
+    if _is_promised(s, copy):
+        s.copies[copy, COPY_STATE] -= KEEPS
+    m[rank + EXPECTED_ENTRIES] -= 1
+    m[entry + ENTRY_ORIGIN] = SOURCE
+    _queue(s, rank, entry)
+
+
+def heard(s: State, peer: int, now: float) -> None:
+    """Take note that another rank has announced something: what it has promised is expected of it."""
+    s.floats[peer] = now
+
+
+def silenced(s: State, rank: int, peer: int) -> None:
+    """Expect nothing of another rank until it is heard of: what waits for it is read from the source.
+
+    That is promised no more. Its other promises stand, and count again once it is heard of.
+    """
+    s.floats[peer] = UNKNOWN
+    for tier in range(1, s.ints[rank + TIERS] + 1):
+        withdrawn(s, rank, peer, tier)
+
+
+def late(s: State, rank: int, now: float) -> None:
+    """Take note that the training has waited for the earliest batch for `patience_seconds` or longer.
+
+    A rank of which the batch expects samples is waited for as long as it announces any: it reads them in an order of
+    its own. So one that is behind keeps what it promised, and one that is stopped or dead costs one wait. What goes
+    from reader to reader is read from the source now, and so is what was promised to a disk, which may have been too
+    slow to take it. A rank may announce others and never these, too: waits in vain are bounded in all.
+    """
+    m, f = s.ints, s.floats
     slot = m[rank + FIRST_SLOT]
     if slot < 0:
         return
+    waited = now - f[m[rank + PACE] + ASKED_AT]
+    longest = UNKNOWN if m[rank + HANDS_ON] != 0 else max(SILENT_SECONDS, patience_seconds(s, rank))
+    is_enough = waited >= VAIN_SECONDS - f[m[rank + PACE] + IN_VAIN]
+    was_in_vain = False
     place = m[slot + SLOT_PLACES]
     for _ in range(m[slot + SLOT_SIZE]):
         entry = m[place + PLACE_ENTRY]
         if m[place + PLACE_STATE] == WAITING and m[entry + ENTRY_STATE] == EXPECTED:
-            if m[rank + HANDS_ON] == 0:
-                m[rank + EXPECTED_ENTRIES] -= 1
-                copy = _copy_in(s, rank, m[entry + ENTRY_ORIGIN], m[entry + ENTRY_SAMPLE])
-                if _is_promised(s, copy):
-                    s.copies[copy, COPY_STATE] -= KEEPS
-            m[entry + ENTRY_ORIGIN] = SOURCE
-            _queue(s, rank, entry)
+            if m[rank + HANDS_ON] != 0:
+                m[entry + ENTRY_ORIGIN] = SOURCE
+                _queue(s, rank, entry)
+            else:
+                origin, tiers = m[entry + ENTRY_ORIGIN], m[rank + TIERS]
+                peer = peer_of(tiers, origin)
+                is_silent = f[peer] == UNKNOWN or now - f[peer] >= longest
+                is_on_disk = m[_row(m, rank, tier_of(tiers, origin)) + MOST_IN_FLIGHT] != ANY_NUMBER
+                if is_enough or (is_silent and (is_on_disk or waited >= longest)):
+                    silenced(s, rank, peer)
+                    was_in_vain = True
+                elif is_on_disk:
+                    _expect_no_more(s, rank, entry)
         place += PLACE_COLUMNS
+    if was_in_vain:
+        f[m[rank + PACE] + IN_VAIN] += waited
 
 
 def loaded(s: State, rank: int, slot: int, count: int, seconds: float) -> None:
@@ -891,7 +937,7 @@ def _reader_seconds(s: State, rank: int, origin: int, nbytes: int) -> float:
 
 
 def patience_seconds(s: State, rank: int) -> float:
-    """Return how long the training waits for samples that others have promised to read.
+    """Return how long the training waits at least for samples that others have promised to read.
 
     As long as the source takes for one, or a hand-over does if that is longer: what is read by then was not heard of
     sooner. So a source that workers read by themselves is read once for all, too. Where ranks read for others, all
@@ -1163,8 +1209,9 @@ def _promised_elsewhere(s: State, rank: int, sample: int) -> int:
     """Return which place of another rank is to get a sample before this rank needs it, SOURCE for none."""
     m = s.ints
     for copy in range(s.copy_begin[sample], s.copy_begin[sample + 1]):
-        if _is_promised(s, copy) and s.copies[copy, COPY_RANK] != m[rank + RANK]:
-            return place_of(m[rank + TIERS], s.copies[copy, COPY_RANK], s.copies[copy, COPY_TIER])
+        peer = s.copies[copy, COPY_RANK]
+        if _is_promised(s, copy) and peer != m[rank + RANK] and s.floats[peer] != UNKNOWN:
+            return place_of(m[rank + TIERS], peer, s.copies[copy, COPY_TIER])
     return SOURCE
 
 

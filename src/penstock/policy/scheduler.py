@@ -49,9 +49,6 @@ from penstock.validate import check_count, check_threads
 
 Ids = NDArray[np.int64]
 
-#: A rank that was late so many times in a row, and announced nothing, is expected nothing of.
-_MOST_LATE = 3
-
 #: What it takes to load all that is staged together, at most, where it is more than one step. A Load, its event, its
 #: spans and lending its slot take 0.1 to 0.4 ms of a processor.
 _STAGED_SECONDS = 8e-3
@@ -295,8 +292,6 @@ class Scheduler:
         )
         if self._dropping is not None:
             self._dropping.begin(state)
-        #: By rank, how often the training waited in vain for what it promised since it announced anything.
-        self._late: dict[int, int] = {}
         #: At which step the run has to begin for promises to be kept; None where there are none any more.
         self._promised_from = None if shared is None else plan.first_of_run(rank, *shared.first)
         if form is not None:
@@ -423,7 +418,7 @@ class Scheduler:
 
     def announced(self, peer: int, samples: Ids, now: float) -> list[Instruction]:
         """Another rank keeps these samples from now on, where this rank can read them. -t: its tier t gets no more."""
-        self._late.pop(peer, None)
+        decisions.heard(self._views, peer, now)
         for tier in {*range(1, self._ints[decisions.TIERS] + 1)}.intersection(
             (-samples[samples < 0]).tolist()
         ):
@@ -440,13 +435,9 @@ class Scheduler:
         """Another rank can no longer be read: forget what it keeps and promised, until it announces samples anew."""
         copies = self._state.copies
         states = copies[:, decisions.COPY_STATE]
-        self._withdraw_all(peer)
+        decisions.silenced(self._views, 0, peer)
         states[(copies[:, decisions.COPY_RANK] == peer) & (states == decisions.PRESENT)] = decisions.GONE
         return self._event(now)
-
-    def _withdraw_all(self, peer: int) -> None:
-        for tier in range(1, self._ints[decisions.TIERS] + 1):
-            self._withdraw(peer, tier)
 
     def _withdraw(self, peer: int, tier: int) -> None:
         """Expect nothing more to come to a tier of another rank."""
@@ -455,17 +446,6 @@ class Scheduler:
         is_its = (copies[:, decisions.COPY_RANK] == peer) & (copies[:, decisions.COPY_TIER] == tier)
         states[is_its & np.isin(states, (decisions.PROMISED, decisions.ON_WAY))] -= decisions.KEEPS
         decisions.withdrawn(self._views, 0, peer, tier)
-
-    def _awaited(self) -> set[int]:
-        """Return the ranks of which the earliest batch expects samples."""
-        d, ints, found = decisions, self._ints, set()
-        slot = ints[d.FIRST_SLOT]
-        begin, size = ints[slot + d.SLOT_PLACES], ints[slot + d.SLOT_SIZE] if slot >= 0 else 0
-        for place in range(begin, begin + size * d.PLACE_COLUMNS, d.PLACE_COLUMNS):
-            entry = ints[place + d.PLACE_ENTRY]
-            if ints[place + d.PLACE_STATE] == d.WAITING and ints[entry + d.ENTRY_STATE] == d.EXPECTED:
-                found.add(d.peer_of(ints[d.TIERS], ints[entry + d.ENTRY_ORIGIN]))
-        return found
 
     def ended(self, tier: int) -> None:
         """A tier of this rank keeps no more samples: it is not filled any more. Said twice, it is harmless."""
@@ -477,16 +457,12 @@ class Scheduler:
     def waited(self, seconds: float, now: float) -> list[Instruction]:
         """The training has waited so long for the earliest batch: what others promised is read, if that is too long.
 
-        Of a rank that was late some times, and announced nothing meanwhile, nothing is expected any more: it may have
-        been stopped. What it announces later is read there.
+        See `decisions.late`.
         """
         if not self.expects_others or seconds < decisions.patience_seconds(self._views, 0):
             return []
-        for peer in self._awaited():
-            self._late[peer] = self._late.get(peer, 0) + 1
-            if self._late[peer] == _MOST_LATE:
-                self._withdraw_all(peer)
-        return self._event(now, decisions.LATE)
+        self._state.floats[self._ints[decisions.PACE] + decisions.ASKED_AT] = now - seconds
+        return self._event(now, decisions.LATE, seconds=now)
 
     def seek(self, epoch: int, step: int, now: float) -> list[Instruction]:
         """Give up all batches before (epoch, step): the consumer left its loop early. Said twice, it is harmless.

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 from penstock.policy.decisions import (
     ABSENT,
+    ASKED_AT,
     COMES_MORE,
     COMING,
     COMING_BEGINS,
@@ -51,6 +52,7 @@ from penstock.policy.decisions import (
     MOVED,
     OK,
     OUT,
+    PACE,
     PLACE_COLUMNS,
     PRESENT,
     READY,
@@ -67,6 +69,7 @@ from penstock.policy.decisions import (
     event,
     expected_seconds,
     extent_of,
+    heard,
     is_in_form,
     is_kept,
     is_near,
@@ -305,7 +308,7 @@ def run(s: State, c: Clock) -> int:
             if slot >= 0:
                 what = FREED
             elif was_waiting and w[actor + PHASE] == WAITS:
-                what = LATE
+                what, seconds = LATE, now
         else:
             if w[actor + ROLE] == A_WIRE:
                 worker = _end_of_read(w, g, actor, now)
@@ -360,6 +363,7 @@ def _announce(s: State, c: Clock, rank: int, count: int, now: float) -> None:
     """Let the ranks that wait for what is in a rank's group, and in its tiers, go on."""
     m, w = s.ints, c.ints
     samples = m[w[rank + DECIDES] + GROUP]
+    heard(s, w[rank + ROW], now)
     for row in range(c.bounds.shape[0]):
         other = CLOCK_NUMBERS + row * RANK_COLUMNS
         decides = w[other + DECIDES]
@@ -401,17 +405,18 @@ def _consume(s: State, c: Clock, rank: int, actor: int, now: float) -> int:
     if w[actor + PHASE] == ASKING:
         w[actor + PHASE] = WAITS
         g[mine + ASKED] = now
+        s.floats[s.ints[w[rank + DECIDES] + PACE] + ASKED_AT] = now
         if c.hits.shape[0] > 0:
             sample = c.string[c.bounds[w[rank + ROW], w[AT_STEP]]]
             _push(w, g, actor, now + expected_seconds(s, w[rank + DECIDES], SOURCE, s.sizes[sample]))
-        elif s.ints[w[rank + DECIDES] + EXPECTED_ENTRIES] > 0:
-            _push(w, g, actor, now + patience_seconds(s, w[rank + DECIDES]))
         if w[STAGES] == ON_DEMAND:
             freed = w[rank + KEEPS]
             w[rank + KEEPS] = -1
     at = w[rank + ASKS] % w[rank + RING]
     slot = w[w[rank + COMPLETE] + at]
     if slot < 0:
+        if s.ints[w[rank + DECIDES] + EXPECTED_ENTRIES] > 0:
+            _push(w, g, actor, now + patience_seconds(s, w[rank + DECIDES]))
         return freed
     if w[actor + PHASE] != TAKES and g[BATCH_COST] > 0.0:
         w[actor + PHASE] = TAKES
@@ -519,7 +524,7 @@ def _obey(s: State, c: Clock, rank: int, size: int, now: float) -> None:
         elif what == READY:
             w[w[rank + COMPLETE] + number % w[rank + RING]] = where
             at += count
-            if w[w[rank + CONSUMER] + PHASE] == WAITS:
+            if w[w[rank + CONSUMER] + PHASE] == WAITS and number == w[rank + ASKS]:
                 _take_out(w, c.floats, w[rank + CONSUMER])
                 let_go_on(w, w[rank + CONSUMER])
         elif what == STAGED:
