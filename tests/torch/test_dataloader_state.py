@@ -45,6 +45,27 @@ class Numbers(Dataset[int]):
         return index
 
 
+class Counting(Dataset[tuple[int, int, float]]):
+    """Counts its samples, and draws from PyTorch's generator, whose state it saves, as in torchdata's README."""
+
+    def __init__(self, *, draws: bool = True) -> None:
+        self.count, self.draws = 0, draws
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, index: int) -> tuple[int, int, float]:
+        self.count += 1
+        return index, self.count, float(torch.rand(())) if self.draws else 0.0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count, "rng": torch.get_rng_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.count = state["count"]
+        torch.set_rng_state(state["rng"])
+
+
 class OfRandom(Sampler[int]):
     """Draws from Python's and NumPy's generators, all at once."""
 
@@ -173,6 +194,45 @@ def test_persistent_workers_resume_in_any_pass(passes: int) -> None:
         resumed.load_state_dict(state)
         assert resumed.state_dict().keys() == state.keys(), "before the first batch, it is that state"
         assert epoch_of(resumed) == rest
+
+
+@for_each("batches_before", [None, 3, 100])
+def test_a_data_sets_own_state_is_saved_where_the_trainings_thread_loads(batches_before: int | None) -> None:
+    """Before the first pass, within one, and after all of its batches."""
+    seed(3)
+    loader = DataLoader(Counting(), 4, shuffle=True)
+    if batches_before is not None:
+        batches = iter(loader)
+        for _ in range(batches_before):
+            next(batches, None)
+    state = loader.state_dict()
+    rest = list(batches if batches_before == 3 else loader)
+
+    seed(77)
+    resumed = DataLoader(Counting(), 4, shuffle=True)
+    resumed.load_state_dict(state)
+    assert repr(resumed.state_dict()) == repr(state), "before the first batch, it is that state"
+    assert repr(list(resumed)) == repr(rest)
+
+
+def test_a_data_sets_own_state_is_not_saved_but_loaded_where_others_load_and_a_warning_says_so() -> None:
+    alone = DataLoader(Counting(draws=False), 4)
+    batches = iter(alone)
+    next(batches), next(batches)
+    with pytest.warns(
+        RuntimeWarning, match="Counting has state_dict and load_state_dict, and num_workers=1 "
+    ):
+        loader = DataLoader(Counting(draws=False), 4, num_workers=1)
+
+    loader.load_state_dict(alone.state_dict())
+    _, counts, _ = next(iter(loader))
+
+    assert min(counts.tolist()) > 8
+    assert "dataset" not in loader.state_dict()
+    stateless = DataLoader(Numbers(), 4)
+    stateless.load_state_dict(alone.state_dict())
+    with pytest.warns(RuntimeWarning, match="Numbers has no state_dict and load_state_dict: it is left out"):
+        assert epoch_of(stateless)[0] == [8, 9, 10, 11]
 
 
 def test_states_of_others_are_refused_and_an_empty_one_begins_anew() -> None:

@@ -59,7 +59,8 @@ class DataLoader(data.DataLoader[T]):
     worker_init_fn.
 
     `state_dict` and `load_state_dict` are those of torchdata's StatefulDataLoader: a run resumes in the midst of an
-    epoch. The data set is not gone through again for it, the sampler is.
+    epoch. The data set is not gone through again for it, the sampler is. A data set's own state is saved with
+    num_workers=0; with more, samples are made ahead of the batches handed out, and a warning says that it is not.
 
     workers: what the num_workers are. "processes"; "threads", which share the data set, start at once and take turns to
         run Python code; "auto": processes, or threads where the data set cannot be copied, which a warning says.
@@ -113,11 +114,21 @@ class DataLoader(data.DataLoader[T]):
             in_order=in_order,
         )
         _check_workers(workers, multiprocessing_context, worker_init_fn)
+        if num_workers > 0 and _is_stateful(dataset):
+            warnings.warn(
+                f"{type(dataset).__name__} has state_dict and load_state_dict, and num_workers={num_workers} makes "
+                "samples ahead of the batches handed out: the state of this DataLoader leaves that of the data set "
+                "out. Take num_workers=0, which saves it, or have __getitem__ ask for rng or epoch, which need none",
+                RuntimeWarning,
+                stacklevel=2,
+            )
         self.workers = workers
         #: Of the latest pass; None before the first.
         self._progress: _Progress | None = None
         #: Of the pass that comes next, if it resumes.
         self._resumes: _Progress | None = None
+        #: What the data set loads before the pass that comes next; None for nothing.
+        self._dataset_state: Any = None
         #: Passes that have begun, those before a state that was loaded too, and the seed of the first.
         self._passes = 0
         self._seed: int | None = None
@@ -172,18 +183,27 @@ class DataLoader(data.DataLoader[T]):
         """Return where the latest pass is, for `load_state_dict` of a DataLoader made alike, in any process.
 
         Batches that a loop was given are consumed; those loaded ahead are not. It holds the states of the generators
-        that the sampler may draw from, some 15 KB, as plain values and tensors.
+        that the sampler may draw from, some 15 KB, as plain values and tensors; and, with num_workers=0, what the data
+        set's own `state_dict` returns now.
         """
+        state: dict[str, Any] = {}
         if self._progress is not None:
             # What comes after a pass that is over is drawn from the generators as they are now.
-            return self._progress.state(_Draws.of(self) if self._progress.is_over else self._progress.draws)
-        return {} if self._resumes is None else self._resumes.state(self._resumes.draws)
+            state = self._progress.state(_Draws.of(self) if self._progress.is_over else self._progress.draws)
+        elif self._resumes is not None:
+            state = self._resumes.state(self._resumes.draws)
+        dataset: Any = self.dataset
+        own = self._dataset_state
+        if own is None and self.num_workers == 0 and _is_stateful(dataset):
+            own = copy.deepcopy(dataset.state_dict())
+        return state if own is None else {**state, "dataset": own, "penstock_dataloader": _VERSION}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next pass be the rest of the one that a state is of, or the one after it where that was over.
 
         The sampler draws that pass again, from the generators' states of then; no sample is made for it. The global
-        generators are as they were, afterwards. num_workers may be another.
+        generators are as they were, afterwards, but for what the data set's own `load_state_dict` sets: it is called
+        as the pass begins. num_workers may be another.
         Raises: ConfigError if it is no state of a DataLoader.
         """
         if state and state.get("penstock_dataloader") != _VERSION:
@@ -191,9 +211,24 @@ class DataLoader(data.DataLoader[T]):
                 "this is no state of a penstock.torch.DataLoader: give what state_dict() returned, or {} to begin anew"
             )
         self._iterator = self._progress = None
-        self._resumes = _Progress.of_state(state) if state else None
+        self._resumes = _Progress.of_state(state) if "number" in state else None
+        self._dataset_state = state.get("dataset")
         if self._resumes is not None and self._resumes.seed != self._seed:
             self._feeds.clear()  # which draw from another seed
+
+    def _load_dataset_state(self) -> None:
+        """Have the data set load what a state has of it. Warns where it cannot."""
+        own, self._dataset_state = self._dataset_state, None
+        dataset: Any = self.dataset
+        if own is not None and _is_stateful(dataset):
+            dataset.load_state_dict(copy.deepcopy(own))
+        elif own is not None:
+            warnings.warn(
+                f"the state has one of the data set, and {type(dataset).__name__} has no state_dict and "
+                "load_state_dict: it is left out",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     @contextmanager
     def _resuming(self, *, with_seed: bool) -> Iterator[tuple[_Progress, _Progress | None]]:
@@ -201,6 +236,7 @@ class DataLoader(data.DataLoader[T]):
 
         with_seed: whether the seed of workers is drawn in the block, too.
         """
+        self._load_dataset_state()  # before the generators are noted: it may set them
         resumes, self._resumes = self._resumes, None
         if resumes is None or resumes.is_over:
             number = self._passes if resumes is None else resumes.number + 1
@@ -244,8 +280,7 @@ class _Draws:
             state: dict[str, Any] = {}
             if isinstance(generator := getattr(sampler, "generator", None), torch.Generator):
                 state["generator"] = generator.get_state()
-            is_stateful = hasattr(sampler, "state_dict") and hasattr(sampler, "load_state_dict")
-            if is_stateful and sampler is not loader:
+            if sampler is not loader and _is_stateful(sampler):
                 state["state"] = copy.deepcopy(sampler.state_dict())
             if hasattr(sampler, "set_epoch") and is_integer(epoch := getattr(sampler, "epoch", None)):
                 state["epoch"] = int(epoch)
@@ -292,6 +327,11 @@ def _check_workers(workers: object, context: object, init: object) -> None:
         )
     if init is not None and workers == "threads":
         raise ConfigError('worker_init_fn is for worker processes: leave it out, or workers="threads"')
+
+
+def _is_stateful(what: object) -> bool:
+    """Whether a sampler or data set has a state of its own, as torchdata's `Stateful`."""
+    return hasattr(what, "state_dict") and hasattr(what, "load_state_dict")
 
 
 def _global_state() -> dict[str, Any]:
