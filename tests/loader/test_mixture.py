@@ -19,7 +19,7 @@ from penstock.errors import ConfigError
 from penstock.loader import Loader, LoaderConfig, PackedDocuments, SourceSamples, mapped, mix
 from penstock.loader.skips import BadSample, SkipList
 from penstock.machine import Curve, Machine, SharedStore, StorageClass
-from penstock.plan import FullShuffle, Mixture
+from penstock.plan import FullShuffle, Mixture, TokenBudget
 from penstock.ranks import alone
 from penstock.store import ArrowTable, JsonLines, MixedSource, ParquetFiles, Tokens
 from penstock.trace import read_trace
@@ -253,7 +253,13 @@ def test_text_is_not_mixed_with_bytes_or_lines_of_json(tmp_path: Path) -> None:
             {"shuffle": FullShuffle(15)},
             "shuffle is given with a mixture, whose weights say which source comes next",
         ),
-        ({"batch_sampler": [[0, 1]], "batch_size": None}, "batch_sampler is given with a mixture"),
+        *(
+            (
+                {"batch_sampler": sampler, "batch_size": None},
+                "batch_sampler is given with a mixture, .* ConcatDataset .*tokens, mix PackedDocuments of each",
+            )
+            for sampler in ([[0, 1]], TokenBudget(np.ones(15, np.int64), tokens=4))
+        ),
     ],
 )
 def test_what_would_leave_the_weights_out_is_refused(arguments: dict[str, Any], message: str) -> None:

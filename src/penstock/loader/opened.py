@@ -240,10 +240,12 @@ def plan_of(config: LoaderConfig, source: Source | MapDataset, samples: int) -> 
 
 def _mixed_order(config: LoaderConfig, source: Mixed) -> Order:
     if config.batch_sampler is not None or not isinstance(config.shuffle, bool):
-        given = "shuffle" if config.batch_sampler is None else "batch_sampler"
+        given, pack = "shuffle", ""
+        if config.batch_sampler is not None:
+            given, pack = "batch_sampler", "; for batches of equally many tokens, mix PackedDocuments of each"
         raise ConfigError(
             f"{given} is given with a mixture, whose weights say which source comes next: leave it out, or give the "
-            "sources end to end without weights, such as ConcatDataset makes of data sets"
+            f"sources end to end without weights, such as ConcatDataset makes of data sets{pack}"
         )
     return source.order(
         shuffle=config.shuffle,
