@@ -51,7 +51,7 @@ nitpick_ignore_regex = [
     ("py:.*", r"penstock\.machine\.tables\.Table"),  # of which only the readers of files know
     (
         "py:.*",
-        r"penstock\.loader\.transforms\.(jpeg\.JpegHeader|memory\.(Memory|Need)|group\.Later)",
+        r"penstock\.loader\.transforms\.(jpeg\.JpegHeader|memory\.(Memory|Need)|group\.Later|stages\.Beside)",
     ),  # its own
     (
         "py:.*",
