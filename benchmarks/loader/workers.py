@@ -7,7 +7,7 @@ Penstock as it is by default, with one thread, and with 1 and 2 worker processes
 an epoch or two seconds behind them, and take turns, in another order each round, of as many batches as an epoch has.
 They are timed after the first half second of a turn, in which a side uses up what it has read ahead while others had
 theirs, so that it has read as far ahead when the time begins as when it ends. First all must give the same samples.
-Penstock as it is by default has ten seconds to find out what is fastest.
+Penstock as it is by default has thirty seconds to find out what is fastest.
 
 Printed: samples per second (median, least, most over rounds); the ratio of Penstock by default to the best DataLoader,
 of processes to as many workers of a DataLoader, and of two processes to one thread, round by round. "bare": processes
@@ -187,7 +187,7 @@ def measure(
             expected = expected or sums
             if not side.is_bare and are_other(sums, expected):
                 raise SystemExit(f"{kind}: {name} gives other samples")
-            side.settle(5 * warm_up_seconds if name == "Penstock" else warm_up_seconds)
+            side.settle(15 * warm_up_seconds if name == "Penstock" else warm_up_seconds)
         for number in range(rounds):
             for side in random.Random(number).sample(list(sides.values()), len(sides)):
                 side.time()
