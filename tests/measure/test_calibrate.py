@@ -326,7 +326,7 @@ def files(tmp_path: Path) -> FlatFolder:
 def test_a_path_is_opened_and_no_source_of_letters(files: FlatFolder) -> None:
     machine = calibrate(files.root, max_seconds=AMPLE)
 
-    assert 0 < machine.source.latency_seconds < AMPLE
+    assert 0 <= machine.source.latency_seconds < AMPLE  # 0 where files come from the page cache
     with pytest.raises(DataError, match="missing"):
         calibrate(Path(files.root) / "missing")
 
