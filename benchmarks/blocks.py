@@ -47,7 +47,9 @@ SAMPLERS = {"torch": "PyTorch's RandomSampler", "bundle": "bundles", "alternate"
 
 def main(arguments: list[str] | None = None) -> None:
     """Measure and print, or draw."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
         "--quick", action="store_true", help="one short round: shows that it runs, not how slow"
     )

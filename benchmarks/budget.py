@@ -44,7 +44,9 @@ def check(order: TokenBudget) -> None:
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="few lengths, once: figures mean nothing")
     options = parser.parse_args(words)
     samples, repetitions = (10**5, 1) if options.quick else (10**8, 3)

@@ -202,7 +202,9 @@ def by_block(string: NDArray[np.int64], blocks: NDArray[np.int64]) -> NDArray[np
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="2 seeds, 3 epochs, 3 ratios")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the trainings as JSON")
     parser.add_argument(

@@ -141,7 +141,9 @@ def all_sizes(string: Ids, folder: Path, buckets: int, repetitions: int, sizes: 
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="only see that it runs")
     parser.add_argument(
         "--buckets", type=int, metavar="LOG2", help="of libCacheSim's hash table (about 3 times the objects)"

@@ -132,7 +132,9 @@ def measure(root: Path, kept: Path, files: int, rounds: int) -> dict[str, list[f
 
 
 def main(words: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--files", type=int, default=1_300_000)
     parser.add_argument("--folders", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=7)

@@ -71,7 +71,9 @@ for part in PARTS:
 
 def main(arguments: list[str] | None = None) -> None:
     """Time what is first, print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=5, help="new processes of each kind (%(default)s)")
     parser.add_argument(
         "--cache", type=Path, help="where the warm ones find kernels (default: a temporary folder)"

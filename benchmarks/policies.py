@@ -74,7 +74,9 @@ def machines(samples: int) -> Iterator[tuple[str, Scenario]]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tiers", action="store_true", help="slow tiers instead of the default")
     parser.add_argument("--quick", action="store_true", help="few and small: shows that it runs")
     options = parser.parse_args(arguments)

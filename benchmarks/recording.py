@@ -55,7 +55,9 @@ SAMPLE_BYTES, BATCH, GROUP, DAY_SECONDS = 4096, 256, 64, 86_400.0
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument(
         "--seconds", type=float, default=0.5, help="that epochs of one loader are timed, about"

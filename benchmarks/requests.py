@@ -37,7 +37,9 @@ POLICIES = ("naive", "staging", "frequency", "cover", "push")
 
 def main(arguments: list[str] | None = None) -> None:
     """Check the answers, time them, print tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="small: shows that it runs, not how fast")
     parser.add_argument("--large", action="store_true", help="F = 10^8, N = 1,024, one epoch, staging alone")
     options = parser.parse_args(arguments)

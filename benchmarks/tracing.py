@@ -31,7 +31,9 @@ RING_SPANS = 65_536
 
 def main(arguments: list[str] | None = None) -> None:
     """Check the answers, time them, print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
         "--quick", action="store_true", help="one short round: shows that it runs, not how fast"
     )

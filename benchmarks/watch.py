@@ -23,7 +23,9 @@ from penstock.measure.watch import watch
 
 def main(arguments: list[str] | None = None) -> None:
     """Check that batches come out as they are, time the loops, print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
         "--quick", action="store_true", help="one short round: shows that it runs, not how fast"
     )

@@ -42,7 +42,9 @@ BEGIN_SECONDS = 3.0
 
 def main(arguments: list[str] | None = None) -> None:
     """Measure the periods in turns, print a line for each."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="one short round: shows that it runs")
     parser.add_argument("--processes", type=int, default=8, help="of the program (%(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="for each period (%(default)s)")

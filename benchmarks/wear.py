@@ -27,7 +27,9 @@ SNAPSHOT_PAGES = 55_944  # CaffeNet, complete
 
 def main(arguments: list[str] | None = None) -> None:
     """Check the answers, time them, print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
         "--quick", action="store_true", help="a small drive and one round: shows that it runs, not how fast"
     )

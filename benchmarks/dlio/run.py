@@ -70,7 +70,9 @@ class Result:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
         "--workloads", default=",".join(WORKLOADS), help="of benchmarks/dlio/workload, with commas"
     )

@@ -76,7 +76,9 @@ def ends(shape: Sequence[tuple[str, tuple[str, ...]]], speed: float, rate: float
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="one rate and speed, for a test")
     quick = parser.parse_args(words).quick
     found: dict[str, list[Mapping[str, float]]] = {

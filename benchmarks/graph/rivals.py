@@ -106,7 +106,9 @@ def ray_hops(repeats: int) -> Iterator[tuple[str, float, float]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--repeats", type=int, default=15)
     repeats = parser.parse_args().repeats
     for rival, hops in (("TensorFlow's gRPC", tensorflow_hops), ("Ray", ray_hops)):

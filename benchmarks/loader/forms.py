@@ -384,7 +384,9 @@ def beside_ffcv(images: Path, rounds: int, threads: int) -> None:
 
 def main(argv: list[str] | None = None) -> None:
     cores = len(os.sched_getaffinity(0))
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--images", type=Path, default=IMAGES)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--crops", type=int, default=3, help="for how many epochs a picture is decoded")

@@ -214,7 +214,9 @@ def report(
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--images", type=Path, default=IMAGES)
     parser.add_argument("--rounds", type=int, default=9)
     cores = len(os.sched_getaffinity(0))

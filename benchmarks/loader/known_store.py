@@ -128,7 +128,9 @@ def print_excess(source: Source, steps: int, batch_size: int, step_seconds: floa
 
 def main(arguments: list[str] | None = None) -> None:
     """Measure, print, judge."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="a few reads: shows that it runs")
     options = parser.parse_args(arguments)
     count, samples, repeats, steps = (32, 32, 2, 2) if options.quick else (640, 256, 6, 20)

@@ -133,7 +133,9 @@ def median_of(epochs: list[Epoch], name: str) -> float:
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--sizes", type=int, nargs="+", default=[16, 64, 448])
     parser.add_argument("--threads", type=int, nargs=2, default=[1, 2])
     parser.add_argument("--rounds", type=int, default=5)

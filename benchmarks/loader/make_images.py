@@ -98,7 +98,9 @@ def draw_images(root: Path, count: int, height: int, width: int, labels: int = L
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, default=IMAGES)
     parser.add_argument("--cache", type=Path, default=CACHE)
     parser.add_argument("--count", type=int, default=2000)

@@ -93,7 +93,9 @@ def report(data: str, sides: list[Contender]) -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--images", type=Path, default=IMAGES)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--data", nargs="+", default=DATA, choices=DATA)

@@ -127,7 +127,9 @@ async def serve(store: Store, port: int) -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--latency", type=float, default=0.02, help="seconds before each answer")
     parser.add_argument("--rate", type=float, default=125e6, help="bytes a second of the link")

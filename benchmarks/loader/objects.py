@@ -126,7 +126,9 @@ def served(endpoint: str) -> int:
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--latency", type=float, default=0.02)
     parser.add_argument("--rate", type=float, default=125e6)
     parser.add_argument("--objects", type=int, default=64)

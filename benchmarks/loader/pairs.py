@@ -68,7 +68,9 @@ def masks_alone(folder: Path, count: int) -> float:
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--images", type=int, default=512)
     parser.add_argument("--quick", action="store_true", help="shows that it runs, not how fast")

@@ -207,7 +207,9 @@ def write(folder: Path, objects: int, samples: int) -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--via", choices=list(VIA), default="penstock")
     parser.add_argument("--endpoint", default="")
     parser.add_argument("--workers", type=int, default=8)

@@ -136,7 +136,9 @@ def measure(kind: str, rounds: int, share: float, seconds: float) -> tuple[int, 
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--data", nargs="+", default=list(PROMISED.values()), choices=list(PROMISED.values()))
     parser.add_argument("--quick", action="store_true", help="one short round: shows that it runs")

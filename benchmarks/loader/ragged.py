@@ -181,7 +181,9 @@ def compare(name: str, samples: int, rounds: int, warm_up_seconds: float) -> Non
 
 
 def main(words: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="few samples: to see that it runs")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--data", nargs="+", choices=LONGEST, default=list(LONGEST))

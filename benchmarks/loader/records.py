@@ -214,7 +214,9 @@ def print_cases(
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--samples", type=int, default=50_000)
     parser.add_argument("--members", type=int, default=200_000, help="of the tars that are indexed")

@@ -77,7 +77,9 @@ def contenders(folder: Path, pattern: str, threads: int, workers: list[int]) -> 
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     cores = len(os.sched_getaffinity(0))
     parser.add_argument("--images", type=Path, default=IMAGES)
     parser.add_argument("--rounds", type=int, default=9)

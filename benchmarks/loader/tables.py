@@ -172,7 +172,9 @@ def print_ratios(found: dict[str, list[Seconds]], peers: dict[str, Contender]) -
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--samples", type=int, default=20_480)
     parser.add_argument("--workers", type=int, nargs="+", default=[0, len(os.sched_getaffinity(0))])

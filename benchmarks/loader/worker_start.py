@@ -59,7 +59,9 @@ def processor_seconds() -> float:
 
 def main(arguments: list[str] | None = None) -> None:
     """Time the starts, print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="one round: shows that it runs, not how fast")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=10)

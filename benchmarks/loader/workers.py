@@ -212,7 +212,9 @@ def report(kind: str, sides: dict[str, Side]) -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--data", nargs="+", default=list(KINDS), choices=list(KINDS))
     parser.add_argument("--sides", nargs="+", default=list(SIDES), choices=list(SIDES))

@@ -62,7 +62,9 @@ def accuracy(split: str, seed: int, samples: int, epochs: int) -> float:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="few points, two seeds")
     parser.add_argument("--seeds", type=int, default=5)
     given = parser.parse_args(arguments)

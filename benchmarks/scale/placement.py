@@ -45,7 +45,9 @@ def most_mebibytes() -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="few samples")
     parser.add_argument("--all", action="store_true", help="cover as well")
     parser.add_argument("--row", help=argparse.SUPPRESS)

@@ -110,7 +110,9 @@ def plot(rows: dict[tuple[str, int], dict[str, float]], counts: Sequence[int], p
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="few samples, 1 and 2 ranks")
     parser.add_argument("--samples", type=int, default=512)
     parser.add_argument("--step-seconds", type=float, default=0.03)

@@ -268,7 +268,9 @@ def print_table(rows: Rows, figures: dict[str, Figure]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="few samples, 1 and 2 ranks")
     parser.add_argument("--plot", type=Path)
     parser.add_argument("--job", help=argparse.SUPPRESS)

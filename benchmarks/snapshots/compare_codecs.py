@@ -69,7 +69,9 @@ SNAP_DIS = 10
 
 def main(arguments: list[str] | None = None) -> None:
     """Check, time, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="tiny sequences, one round: shows that it runs")
     parser.add_argument("--sequences", type=Path, default=sequences.FOLDER, metavar="FOLDER")
     parser.add_argument("--peers", type=Path, default=PEERS, metavar="FOLDER", help="that of set_up_peers.sh")

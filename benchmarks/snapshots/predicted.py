@@ -118,7 +118,9 @@ class Measured:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, predict, train, compare."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="a tiny state: shows that it runs")
     parser.add_argument("--slow", type=Path, metavar="FOLDER", help="on a capped disk (temporary)")
     parser.add_argument("--fast", type=Path, metavar="FOLDER", help="on a quicker one (temporary)")

@@ -40,7 +40,9 @@ SEED = 7
 
 def main(arguments: list[str] | None = None) -> None:
     """Train, measure, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the sizes, as JSON")
     parser.add_argument(
         "--quick", action="store_true", help="four snapshots of a few steps: shows that it runs"

@@ -52,7 +52,9 @@ Weights = dict[str, torch.Tensor]
 
 def main(arguments: list[str] | None = None) -> None:
     """Measure, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="a tiny model, one pair: shows that it runs")
     parser.add_argument("--sequences", type=Path, default=sequences.FOLDER, metavar="FOLDER")
     parser.add_argument("--folder", type=Path, help="where to save (default: a temporary folder)")

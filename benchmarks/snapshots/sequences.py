@@ -44,7 +44,9 @@ TEXT_BYTES = 8_000_000
 
 def main(arguments: list[str] | None = None) -> None:
     """Train, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where to write (default: %(default)s)")
     parser.add_argument(
         "--quick", action="store_true", help="small models, few steps, pairs: shows that it runs"
