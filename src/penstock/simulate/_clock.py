@@ -35,7 +35,6 @@ from penstock.policy.decisions import (
     COPY_STATE,
     COPY_TIER,
     ENTRY_ORIGIN,
-    ENTRY_REST,
     EXPECTED_ENTRIES,
     FIRST_FREE,
     FORM_EPOCHS,
@@ -590,8 +589,7 @@ def _begin_load(s: State, c: Clock, rank: int, at: int, now: float) -> None:
             # Of those made together this epoch's is finished, too, and one that serves all epochs.
             crops += made_for != STAGING and (more > 0 or s.ints[decides + FORM_EPOCHS] == 0)
             _note_write(s, c, rank, worker, sample, origin, max(made_for, m[at + 3 * count + k]))
-            rest = m[m[at + 4 * count + k] + ENTRY_REST] if origin == STAGING else m[at + 3 * count + k]
-            _note_kept(s, c, rank, worker, sample, rest)
+            _note_kept(s, c, rank, worker, sample, m[at + 3 * count + k])
         if origin != STAGING:
             own += 1
         else:
