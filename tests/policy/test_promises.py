@@ -53,7 +53,7 @@ def _all_done(
 ) -> dict[int, int]:
     """Do all that is said until nothing more is; return from where each sample was read.
 
-    own_seconds: that a worker's own read of the source takes, where it is told.
+    own_seconds: how long a worker's own read of the source takes; None reports no time.
     """
     found: dict[int, int] = {}
     while instructions:
@@ -117,7 +117,7 @@ def _six_steps() -> Scheduler:
 
 
 def test_a_rank_that_is_stopped_costs_one_wait_and_is_counted_on_again_once_it_announces_something() -> None:
-    """Rank 1 goes on after the fourth step, for a moment."""
+    """Rank 1 resumes after the fourth step, and announces samples once."""
     scheduler = _six_steps()
     waits, read = list[bool](), dict[int, int]()
     instructions = scheduler.start(0.0)
