@@ -17,10 +17,11 @@ _LIST_NAMES = ("epoch", "rng", "rngs")
 
 def asked_by(function: Callable[..., Any] | None) -> frozenset[str]:
     """Return which parameters a callable has; none where it is a built-in without a signature, or there is none."""
-    return frozenset(_parameters(function))
+    return frozenset(parameters_of(function))
 
 
-def _parameters(function: Callable[..., Any] | None) -> Mapping[str, inspect.Parameter]:
+def parameters_of(function: Callable[..., Any] | None) -> Mapping[str, inspect.Parameter]:
+    """Return the parameters of a callable; none where it is a built-in without a signature, or there is none."""
     try:
         return {} if function is None else inspect.signature(function).parameters
     except (TypeError, ValueError):
@@ -124,7 +125,7 @@ class InnerCode:
     """
 
     def __init__(self, function: Callable[..., Any] | None, place: str, names: Sequence[str] = NAMES) -> None:
-        parameters = _parameters(function)
+        parameters = parameters_of(function)
         self._place = place
         self.asks = frozenset(parameters).intersection(names)
         #: What has no default.

@@ -13,7 +13,7 @@ import importlib
 import inspect
 import random
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass
@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.errors import ConfigError
+from penstock.loader.asked import parameters_of
 from penstock.loader.global_draws import seed_all
 from penstock.loader.transforms.augment import (
     AUGMENTS,
@@ -116,27 +117,18 @@ def library_of(step: object) -> Library | None:
 
 def takes_rng(function: Callable[..., Any]) -> bool:
     """Whether a callable wants a random generator."""
-    return "rng" in _parameters(function)
+    return "rng" in parameters_of(function)
 
 
 def takes_pil(function: Callable[..., Any]) -> bool:
     """Whether a callable's first parameter is annotated as a `PIL.Image.Image`."""
-    parameters = _parameters(function)
+    parameters = parameters_of(function)
     with suppress(Exception):  # an annotation may raise anything: its text is looked at then
         parameters = inspect.signature(function, eval_str=True).parameters
     kind = next((each.annotation for each in parameters.values()), None)
     if isinstance(kind, str):
         return kind in ("Image.Image", "PIL.Image.Image")
     return (getattr(kind, "__module__", ""), getattr(kind, "__name__", "")) == ("PIL.Image", "Image")
-
-
-def _parameters(function: object) -> Mapping[str, inspect.Parameter]:
-    if not callable(function):
-        return {}
-    try:
-        return inspect.signature(function).parameters
-    except ValueError:  # a built-in without a signature
-        return {}
 
 
 def translate(steps: Sequence[Any], *, of_pictures: bool) -> tuple[Any, ...]:
